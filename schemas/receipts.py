@@ -1,0 +1,51 @@
+"""Receipts: what proves the content of a sealed sibling, as an ordered manifest of its model calls.
+
+Staging keys are not stored: they follow from typed identity, by :func:`staging_key`.
+"""
+
+import msgspec
+
+from kinlog.schemas.prompts import Digest
+
+__all__ = ["ModelCall", "Receipt", "staging_key", "canonical_key"]
+
+
+class ModelCall(msgspec.Struct, frozen=True, array_like=True):
+    """The facts of one model call of a rollout, and the digest of the row staged for it."""
+
+    call: int
+    """Position among the rollout's model calls, from 0."""
+    parent: int
+    """The call whose context this one extends; -1 for a root."""
+    prompt_tokens: int
+    completion_tokens: int
+    min_weight_version: int
+    max_weight_version: int
+    row_digest: Digest
+    """Digest of the staged row, as ``kinlog.workers.rows`` defines it."""
+
+
+class Receipt(msgspec.Struct, frozen=True, array_like=True):
+    """The ordered manifest of a sealed sibling's model calls."""
+
+    calls: tuple[ModelCall, ...]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the root call's prompt, and 0 when there was no call."""
+        return self.calls[0].prompt_tokens if self.calls else 0
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens that the policy generated, over all calls."""
+        return sum(call.completion_tokens for call in self.calls)
+
+
+def staging_key(group_id: int, generation: int, attempt: int, call: int) -> str:
+    """Return the data plane's key of one model call's row. For the data plane and for display: never parsed."""
+    return f"g{group_id}.s{generation}.a{attempt}.c{call}"
+
+
+def canonical_key(group_id: int, generation: int, attempt: int) -> str:
+    """Return the data plane's key of a sibling's trainable row. Deterministic, so publishing it is idempotent."""
+    return f"g{group_id}.s{generation}.a{attempt}"

@@ -1,0 +1,179 @@
+"""The sections of a run's configuration. Every section is strict: an unknown key is an error."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from kinlog.schemas.reasons import Granularity
+
+__all__ = [
+    "Settings",
+    "ModelSettings",
+    "GenerationSettings",
+    "TaskSettings",
+    "DatasetSettings",
+    "TrainerSettings",
+    "SamplerSettings",
+    "RolloutSettings",
+    "RolloutRecoverySettings",
+    "CheckpointingSettings",
+    "TokenCaptureSettings",
+    "LogSettings",
+    "DataPlaneSettings",
+]
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base of every configuration section."""
+
+
+class ModelSettings(Settings, kw_only=True):
+    """The policy: a local Hugging Face directory, or a small model built from its configuration."""
+
+    path: str | None = None
+    """A local Hugging Face causal-LM directory with its tokenizer; ``None`` builds a random-weight model."""
+    hidden_size: PositiveInt = 96
+    num_layers: PositiveInt = 2
+    num_heads: PositiveInt = 4
+    max_positions: PositiveInt = 160
+    seed: NonNegativeInt = 0
+
+
+class GenerationSettings(Settings, kw_only=True):
+    """How completions are sampled, and by how many workers."""
+
+    engine: Literal["torch"] = "torch"
+    num_workers: PositiveInt = 1
+    max_batch_size: PositiveInt = 32
+    """Sequences decoded together by one worker."""
+    max_new_tokens: PositiveInt = 24
+    """Limit on one model call's completion."""
+    temperature: PositiveFloat = 1.0
+
+
+class TaskSettings(Settings, kw_only=True):
+    """One procedural task of the mixture that prompts are drawn from."""
+
+    name: str
+    """The task's name: what ``task_granularity_overrides`` refers to."""
+    generator: str
+    """The reasoning-gym dataset that makes its rows."""
+    agent: str
+    """The agent that answers it: what ``agent_granularity_overrides`` refers to."""
+    share: PositiveInt = 1
+    """Relative number of rows of this task."""
+    options: dict[str, int | float | bool | str] = {}
+    """Passed to the reasoning-gym generator."""
+
+
+class DatasetSettings(Settings, kw_only=True):
+    """The prompts: a seeded mixture of procedural tasks."""
+
+    size: PositiveInt = 512
+    """Rows in one dataset epoch."""
+    seed: NonNegativeInt = 0
+    max_epochs: PositiveInt = 1_000
+    """The dataset is exhausted after this many passes."""
+    tasks: Annotated[tuple[TaskSettings, ...], Meta(min_length=1)]
+
+
+class TrainerSettings(Settings, kw_only=True):
+    """GRPO in torch: group-normalised advantages, a clipped ratio, AdamW."""
+
+    max_steps: PositiveInt = 20
+    groups_per_step: PositiveInt = 4
+    learning_rate: PositiveFloat = 1e-3
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
+    clip_ratio_low: PositiveFloat = 0.2
+    clip_ratio_high: PositiveFloat = 0.28
+    max_grad_norm: PositiveFloat = 1.0
+    minibatches_per_step: PositiveInt = 1
+    num_threads: PositiveInt = 1
+
+
+class SamplerSettings(Settings, kw_only=True):
+    """How groups are chosen for a step, and how far generation may run ahead of training."""
+
+    name: Literal["in_order", "windowed", "weight_fifo"] = "weight_fifo"
+    max_lookahead_versions: NonNegativeInt = 2
+    """``in_order``: a group may be drawn for at most this many steps ahead."""
+    max_staleness_versions: NonNegativeInt = 4
+    """``windowed``, ``weight_fifo``: a group whose oldest tokens are staler than this is dropped."""
+    freshest_first: bool = False
+    """``windowed``: prefer the freshest ready groups to the oldest."""
+
+
+class RolloutSettings(Settings, kw_only=True):
+    """Groups, their siblings, and what happens when a rollout fails."""
+
+    num_generations: PositiveInt = 8
+    """N: siblings of one prompt."""
+    max_live_groups: PositiveInt = 16
+    """Permits of the buffer: groups reserved and not yet applied, dropped or parked."""
+    max_inflight_siblings: PositiveInt = 64
+    """The worker budget that fresh work and recovery share."""
+    sibling_timeout_s: PositiveFloat = 120.0
+    max_infrastructure_retries: NonNegativeInt = 5
+    max_data_retries: NonNegativeInt = 2
+    min_valid_fraction_per_group: Fraction = 0.5
+    max_turns: PositiveInt = 2
+    """Model calls of one rollout, for agents that take several."""
+
+
+class RolloutRecoverySettings(Settings, kw_only=True):
+    """What a restart or a failure redoes. An agent's override wins over a task's, a task's over the default."""
+
+    enabled: bool = True
+    default_granularity: Granularity = Granularity.SIBLING
+    agent_granularity_overrides: dict[str, Granularity] = {}
+    task_granularity_overrides: dict[str, Granularity] = {}
+    missing_rows: Literal["refuse", "redispatch"] = "refuse"
+    """What to do about rows that the checkpoint promised and the data plane lacks."""
+    future_weights: Literal["reuse", "discard"] = "reuse"
+    """What to do with rollouts made by weights newer than the restored trainer's."""
+
+    def resolve(self, *, agent_name: str, task_name: str) -> Granularity:
+        """Return the granularity of a prompt: resolved once, at reservation, and stored with the group."""
+        if agent_name in self.agent_granularity_overrides:
+            return self.agent_granularity_overrides[agent_name]
+        return self.task_granularity_overrides.get(task_name, self.default_granularity)
+
+
+class CheckpointingSettings(Settings, kw_only=True):
+    """When checkpoints are taken, and how many are kept."""
+
+    enabled: bool = True
+    save_data_plane: bool = True
+    every_steps: PositiveInt = 5
+    keep: Annotated[int, Meta(ge=2)] = 2
+    timeout_s: PositiveFloat = 120.0
+    """A save that takes longer costs that checkpoint, not the run."""
+
+
+class TokenCaptureSettings(Settings, kw_only=True):
+    """Whether workers stage token ids, log-probabilities and weight versions of every model call."""
+
+    enabled: bool = True
+
+
+class LogSettings(Settings, kw_only=True):
+    """Durability and size of the event log."""
+
+    durability: Literal["fsync", "interval", "os"] = "fsync"
+    """``fsync``: durable before it is acknowledged. ``interval``: at most ``interval_ms`` may be lost to a power
+    failure. ``os``: survives the process, not the machine."""
+    interval_ms: PositiveInt = 50
+    segment_bytes: Annotated[int, Meta(ge=65_536)] = 16 * 1024 * 1024
+
+
+class DataPlaneSettings(Settings, kw_only=True):
+    """TransferQueue: where token payloads live."""
+
+    num_storage_units: PositiveInt = 2
+    call_timeout_s: PositiveFloat = 30.0
