@@ -42,6 +42,9 @@ class ModelSettings(Settings, kw_only=True):
     num_layers: PositiveInt = 2
     num_heads: PositiveInt = 4
     max_positions: PositiveInt = 160
+    """Longest sequence in tokens: prompts, completions and feedback of a whole rollout."""
+    alphabet: Annotated[str, Meta(min_length=1)] = "0123456789-,=?bgs"
+    """Characters of the random-weight model's tokenizer. The fewer there are, the sooner it hits an answer."""
     seed: NonNegativeInt = 0
 
 
@@ -124,6 +127,12 @@ class RolloutSettings(Settings, kw_only=True):
     min_valid_fraction_per_group: Fraction = 0.5
     max_turns: PositiveInt = 2
     """Model calls of one rollout, for agents that take several."""
+    retry_discount: Fraction = 0.5
+    """``retry`` agent: what each call after the first multiplies the reward by."""
+    length_penalty: Annotated[float, Meta(ge=0)] = 0.0
+    """Shaping: reward taken away for each generated token, end tokens included."""
+    format_reward: Annotated[float, Meta(ge=0)] = 0.0
+    """Shaping: reward added when the last answer ended by itself and is an integer, right or wrong."""
 
 
 class RolloutRecoverySettings(Settings, kw_only=True):

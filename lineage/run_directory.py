@@ -1,0 +1,36 @@
+"""Where the parts of a run live on disk."""
+
+from pathlib import Path
+
+__all__ = ["RunDirectory"]
+
+
+class RunDirectory:
+    """The layout of a run's directory.
+
+    ::
+
+        log/            the event log
+        checkpoints/    one directory each
+        trash/          what was pruned, until it is removed
+        config.yaml     the configuration of the run's first life
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def trash(self) -> Path:
+        return self.path / "trash"
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"

@@ -1,0 +1,176 @@
+"""The one seam for file operations: everything that kinlog writes goes through a ``Store``.
+
+A store that records or breaks operations on purpose stands in for the disk in tests; the code under test is the same.
+"""
+
+import errno
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+__all__ = ["Store", "StoredFile", "FileLock", "LocalStore", "write_durably"]
+
+
+class StoredFile(Protocol):
+    """A file open for writing at explicit offsets."""
+
+    def write_at(self, offset_bytes: int, data: bytes | bytearray | memoryview) -> None:
+        """Write all of ``data``, or raise ``OSError``: a short write is an error."""
+
+    def sync(self) -> None:
+        """Make everything written so far durable (``fdatasync``)."""
+
+    def truncate(self, size_bytes: int) -> None:
+        """Cut the file off."""
+
+    def close(self) -> None: ...
+
+
+class FileLock(Protocol):
+    """An advisory lock that is held until released, or until the process ends."""
+
+    def release(self) -> None: ...
+
+
+class Store(Protocol):
+    """What kinlog asks of a file system."""
+
+    def names(self, directory: Path) -> list[str]:
+        """Return the names in a directory, sorted; empty when it does not exist."""
+
+    def exists(self, path: Path) -> bool: ...
+
+    def read(self, path: Path) -> memoryview:
+        """Return the whole content, as it is now."""
+
+    def create(self, path: Path) -> StoredFile:
+        """Create a file that must not exist: ``FileExistsError`` if it does."""
+
+    def open(self, path: Path) -> StoredFile:
+        """Open an existing file for writing."""
+
+    def lock(self, path: Path) -> FileLock:
+        """Take an exclusive advisory lock: ``BlockingIOError`` if another process holds it."""
+
+    def make_directory(self, path: Path) -> None:
+        """Create a directory and its parents; it may exist."""
+
+    def rename(self, source: Path, target: Path) -> None: ...
+
+    def link(self, source: Path, target: Path) -> None:
+        """Hard-link a file, or copy it where the file system has no links."""
+
+    def remove_tree(self, path: Path) -> None: ...
+
+    def sync_directory(self, path: Path) -> None:
+        """Make creations, renames and removals in a directory durable."""
+
+
+class _LocalFile:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write_at(self, offset_bytes: int, data: bytes | bytearray | memoryview) -> None:
+        written = os.pwrite(self._descriptor, data, offset_bytes)
+        if written != len(data):
+            # A short write on a local file means that the device is full: what follows would not fit either.
+            raise OSError(errno.ENOSPC, f"short write: {written} of {len(data)} bytes")
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def truncate(self, size_bytes: int) -> None:
+        os.ftruncate(self._descriptor, size_bytes)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class _LocalLock:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class LocalStore:
+    """The local file system, or a network one that looks like it."""
+
+    def names(self, directory: Path) -> list[str]:
+        try:
+            return sorted(os.listdir(directory))
+        except FileNotFoundError:
+            return []
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def read(self, path: Path) -> memoryview:
+        # A copy, not a mapping: a live segment may be cut off by its writer, and a mapped page that is gone kills the
+        # process.
+        return memoryview(path.read_bytes())
+
+    def create(self, path: Path) -> StoredFile:
+        return _LocalFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+
+    def open(self, path: Path) -> StoredFile:
+        return _LocalFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    def lock(self, path: Path) -> FileLock:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return _LocalLock(descriptor)
+
+    def make_directory(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.rename(source, target)
+
+    def link(self, source: Path, target: Path) -> None:
+        try:
+            os.link(source, target)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+                raise
+            shutil.copyfile(source, target)
+
+    def remove_tree(self, path: Path) -> None:
+        shutil.rmtree(path)
+
+    def sync_directory(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_durably(store: Store, path: Path, data: bytes) -> None:
+    """Create ``path`` with ``data`` and make the content durable. The directory is left to the caller."""
+    file = store.create(path)
+    try:
+        file.write_at(0, data)
+        file.sync()
+    finally:
+        file.close()

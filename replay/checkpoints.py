@@ -1,0 +1,126 @@
+"""Finding and checking checkpoints: complete and intact, or skipped with the reason."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from kinlog.schemas.errors import CheckpointError
+from kinlog.schemas.manifest import MANIFEST_FORMAT, FileEntry, Manifest
+from kinlog.schemas.prompts import DIGEST_BYTES
+
+__all__ = [
+    "MANIFEST_NAME",
+    "FoundCheckpoint",
+    "file_digest",
+    "read_manifest",
+    "verify_files",
+    "find_checkpoints",
+]
+
+MANIFEST_NAME = "manifest.json"
+
+
+class FoundCheckpoint(NamedTuple):
+    """A directory under ``checkpoints/``, and whether it can be used."""
+
+    path: Path
+    manifest: Manifest | None
+    """``None`` when it is not complete."""
+    problem: str
+    """Why it is skipped; empty for a usable one."""
+
+    @property
+    def usable(self) -> bool:
+        return self.manifest is not None and not self.problem
+
+
+def file_digest(path: Path) -> str:
+    """Return the BLAKE2b-128 digest of a file's content, hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES)).hexdigest()
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """Read a checkpoint's manifest.
+
+    Raises
+    ------
+    CheckpointError
+        There is none, or it cannot be read by this kinlog.
+    """
+    path = checkpoint / MANIFEST_NAME
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{checkpoint} is incomplete: it has no {MANIFEST_NAME}") from error
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if manifest.format > MANIFEST_FORMAT:
+        raise CheckpointError(
+            f"{path} has format {manifest.format}, this kinlog reads up to {MANIFEST_FORMAT}: upgrade kinlog"
+        )
+    return manifest
+
+
+def verify_files(checkpoint: Path, manifest: Manifest) -> None:
+    """Compare every file with the manifest, size first.
+
+    Raises
+    ------
+    CheckpointError
+        A file is missing, or differs.
+    """
+    for entry in manifest.files:
+        _verify_file(checkpoint, entry)
+
+
+def _verify_file(checkpoint: Path, entry: FileEntry) -> None:
+    path = checkpoint / entry.path
+    if not path.is_file():
+        raise CheckpointError(f"{checkpoint.name}: {entry.path} is missing")
+    size = path.stat().st_size
+    if size != entry.size_bytes:
+        raise CheckpointError(
+            f"{checkpoint.name}: {entry.path}: expected {entry.size_bytes} bytes, found {size}"
+        )
+    digest = file_digest(path)
+    if digest != entry.blake2b:
+        raise CheckpointError(
+            f"{checkpoint.name}: {entry.path}: expected digest {entry.blake2b}, found {digest}"
+        )
+
+
+def find_checkpoints(directory: Path, *, log_id: str, verify: bool = True) -> Iterator[FoundCheckpoint]:
+    """Yield what is under ``checkpoints/``, newest position first, incomplete directories before all others.
+
+    Parameters
+    ----------
+    directory:
+        A run's ``checkpoints/`` directory. It may not exist.
+    log_id:
+        The log that a usable checkpoint belongs to.
+    verify:
+        Compare every file's digest. Evaluated lazily: taking only the first usable one reads only that one.
+    """
+    complete: list[tuple[Path, Manifest]] = []
+    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
+        if not path.is_dir():
+            continue
+        try:
+            complete.append((path, read_manifest(path)))
+        except CheckpointError as error:
+            yield FoundCheckpoint(path, None, str(error))
+    complete.sort(key=lambda item: (item[1].position.seq, item[1].train_step), reverse=True)
+    for path, manifest in complete:
+        problem = ""
+        if manifest.log_id != log_id:
+            problem = f"{path.name} belongs to log {manifest.log_id}, not to {log_id}"
+        elif verify:
+            try:
+                verify_files(path, manifest)
+            except CheckpointError as error:
+                problem = str(error)
+        yield FoundCheckpoint(path, manifest, problem)

@@ -1,0 +1,150 @@
+"""A run's configuration: one YAML file, decoded strictly."""
+
+import difflib
+import re
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from kinlog.schemas.errors import ConfigError
+from kinlog.schemas.prompts import digest_bytes
+from kinlog.schemas.settings import (
+    CheckpointingSettings,
+    DataPlaneSettings,
+    DatasetSettings,
+    GenerationSettings,
+    LogSettings,
+    ModelSettings,
+    RolloutRecoverySettings,
+    RolloutSettings,
+    SamplerSettings,
+    Settings,
+    TokenCaptureSettings,
+    TrainerSettings,
+)
+
+__all__ = ["RunConfig", "load_config", "parse_config", "dump_config", "config_digest"]
+
+T = TypeVar("T")
+
+
+class RunConfig(Settings, kw_only=True):
+    """Everything that a run is started with."""
+
+    run_dir: str = "runs/kinlog"
+    """Where the run's log and checkpoints live. Relative paths are relative to the working directory."""
+    seed: Annotated[int, Meta(ge=0)] = 0
+    model: ModelSettings = ModelSettings()
+    generation: GenerationSettings = GenerationSettings()
+    dataset: DatasetSettings
+    trainer: TrainerSettings = TrainerSettings()
+    sampler: SamplerSettings = SamplerSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    rollout_recovery: RolloutRecoverySettings = RolloutRecoverySettings()
+    checkpointing: CheckpointingSettings = CheckpointingSettings()
+    token_capture: TokenCaptureSettings = TokenCaptureSettings()
+    log: LogSettings = LogSettings()
+    data_plane: DataPlaneSettings = DataPlaneSettings()
+
+
+def load_config(path: Path) -> RunConfig:
+    """Read and check a configuration file.
+
+    Raises
+    ------
+    ConfigError
+        The file is absent or not YAML, a key is unknown (the nearest valid one is named), a value has the wrong type
+        or is out of range, or the sections contradict each other.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    return parse_config(text, source=str(path))
+
+
+def parse_config(text: str, *, source: str = "configuration") -> RunConfig:
+    """Decode and check a configuration text. ``source`` is what errors call it."""
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: not valid YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{source}: expected a mapping of sections, found {type(data).__name__}")
+    try:
+        config = msgspec.convert(data, RunConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {_explain(str(error))}") from error
+    _check_sections(config, source)
+    return config
+
+
+def dump_config(config: RunConfig) -> str:
+    """Return the configuration as YAML, with every default written out."""
+    return str(yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False))
+
+
+def config_digest(config: RunConfig) -> bytes:
+    """Return the digest of everything in the configuration, defaults included."""
+    return digest_bytes(msgspec.json.encode(config, order="deterministic"))
+
+
+def _check_sections(config: RunConfig, source: str) -> None:
+    recovery, checkpointing = config.rollout_recovery, config.checkpointing
+    if recovery.enabled:
+        needs = "rollout_recovery.enabled is true, which needs"
+        because = "a restart can only reuse siblings whose tokens were captured and saved"
+        if not config.token_capture.enabled:
+            raise ConfigError(f"{source}: {needs} token_capture.enabled: true; found false. {because}.")
+        if not (checkpointing.enabled and checkpointing.save_data_plane):
+            key = "enabled" if not checkpointing.enabled else "save_data_plane"
+            raise ConfigError(f"{source}: {needs} checkpointing.{key}: true; found false. {because}.")
+    tasks = {task.name for task in config.dataset.tasks}
+    if len(tasks) != len(config.dataset.tasks):
+        raise ConfigError(f"{source}: dataset.tasks: two tasks have the same name; names identify tasks")
+    agents = {task.agent for task in config.dataset.tasks}
+    for key, wanted, existing in (
+        ("task_granularity_overrides", recovery.task_granularity_overrides, tasks),
+        ("agent_granularity_overrides", recovery.agent_granularity_overrides, agents),
+    ):
+        for name in wanted:
+            if name not in existing:
+                raise ConfigError(
+                    f"{source}: rollout_recovery.{key}: no prompt of the dataset has {name!r}; "
+                    f"those that exist: {', '.join(sorted(existing))}"
+                )
+    if config.trainer.groups_per_step > config.rollout.max_live_groups:
+        raise ConfigError(
+            f"{source}: trainer.groups_per_step is {config.trainer.groups_per_step}, more than "
+            f"rollout.max_live_groups ({config.rollout.max_live_groups}): a step could never be filled"
+        )
+
+
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`(?: - at `\$(?P<path>[^`]*)`)?")
+
+
+def _explain(message: str) -> str:
+    """Turn a decoding error into one that names the key, and for a misspelt key the nearest valid one."""
+    unknown = _UNKNOWN_FIELD.search(message)
+    if unknown is None:
+        return message
+    path = (unknown["path"] or "").lstrip(".")
+    known = _fields_at(RunConfig, path)
+    name = f"{path}.{unknown['key']}" if path else unknown["key"]
+    nearest = difflib.get_close_matches(unknown["key"], known, n=1, cutoff=0.0)
+    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    return f"unknown key {name!r}: {hint}Valid keys here: {', '.join(known)}"
+
+
+def _fields_at(root: type[msgspec.Struct], path: str) -> list[str]:
+    """Return the field names of the section at a path such as ``dataset.tasks[...]``."""
+    here: Any = msgspec.inspect.type_info(root)
+    for step in re.findall(r"[^.\[\]]+|\[[^\]]*\]", path):
+        if step.startswith("["):
+            here = getattr(here, "item_type", None) or getattr(here, "value_type", here)
+        else:
+            here = next(f.type for f in here.fields if f.encode_name == step)
+    return [f.encode_name for f in getattr(here, "fields", ())]
