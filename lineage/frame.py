@@ -43,7 +43,7 @@ class FrameHeader(NamedTuple):
     """Bytes of the whole message, prefix, metadata and body."""
     first_seq: int
     """seq of its first event; for a frame without events, of the next event."""
-    count: int
+    num_events: int
     epoch: int
     durable_seq: int
     """Every event up to here was durable when this frame was written: losing one of them is damage, not a crash."""
@@ -53,7 +53,7 @@ class FrameHeader(NamedTuple):
 
     @property
     def last_seq(self) -> int:
-        return self.first_seq + self.count - 1
+        return self.first_seq + self.num_events - 1
 
     @property
     def end(self) -> int:

@@ -27,7 +27,13 @@ class Cut(Protocol):
 class Ledger:
     """The live projection of a run, and the log behind it. Belongs to one event loop."""
 
-    def __init__(self, projection: Projection, writer: LogWriter, clock_us: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        projection: Projection,
+        writer: LogWriter,
+        clock_us: Callable[[], int],
+        on_commit: Callable[[], None] = lambda: None,
+    ) -> None:
         if projection.last_seq != writer.last_seq:
             raise ValueError(
                 f"the projection is at seq {projection.last_seq}, the log at seq {writer.last_seq}: fold the tail first"
@@ -36,6 +42,7 @@ class Ledger:
         """Read it freely; change it only by :meth:`commit`."""
         self._writer = writer
         self._clock_us = clock_us
+        self._on_commit = on_commit
         self._broken: BaseException | None = None
 
     @property
@@ -69,10 +76,12 @@ class Ledger:
                     self._broken = error
                 raise
         try:
-            return self._writer.append(encoded, time_us)
+            ticket = self._writer.append(encoded, time_us)
         except BaseException as error:
             self._broken = error
             raise
+        self._on_commit()
+        return ticket
 
     async def position(self) -> Position:
         """Make everything recorded so far durable, and return its place."""

@@ -7,9 +7,9 @@ acknowledges anything, so what it acknowledged the new writer has read.
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 import pyarrow as pa
@@ -26,7 +26,14 @@ from kinlog.lineage.segment import (
 )
 from kinlog.lineage.store import FileLock, LocalStore, Store, write_durably
 from kinlog.lineage.writer import LogWriter, WriterStart
-from kinlog.schemas.errors import LogDamagedError, RunExistsError, RunLockedError, RunNotFoundError
+from kinlog.schemas.errors import (
+    KinlogError,
+    LogDamagedError,
+    LogWriteError,
+    RunExistsError,
+    RunLockedError,
+    RunNotFoundError,
+)
 from kinlog.schemas.events import Position, RecordedEvent, TailTruncated
 from kinlog.schemas.settings import LogSettings
 
@@ -37,8 +44,10 @@ __all__ = [
     "OpenedLog",
     "ScannedSegment",
     "StrayBytes",
+    "check_marks",
     "create_log",
     "ignorable_kinds",
+    "lock_log",
     "open_log",
     "scan_log",
 ]
@@ -143,13 +152,22 @@ def scan_log(directory: Path, *, store: Store | None = None, marks: Sequence[Pos
     paths = [directory / name for name in store.names(directory) if parse_segment_name(name)]
     if not paths:
         raise RunNotFoundError(f"{directory} holds no log: expected files named {segment_name(1, 0)}")
+    if _never_begun(store, paths):
+        raise RunNotFoundError(
+            f"{directory} holds no log: its creation was interrupted before anything was written. Start the run again."
+        )
     scanned = []
     for path in paths:
         data = store.read(path)
         scanned.append(_Scanned(path, len(data), scan_segment(data)))
     result = _link(directory, store, scanned)
-    _check_marks(result, marks)
+    check_marks(result, marks)
     return result
+
+
+def _never_begun(store: Store, paths: Sequence[Path]) -> bool:
+    """Whether every segment is as a creation leaves it that was killed before its first write: empty, or zeros."""
+    return all(not bytes(store.read(path)).strip(b"\0") for path in paths)
 
 
 class _Scanned(NamedTuple):
@@ -177,11 +195,12 @@ def _link(directory: Path, store: Store, scanned: list[_Scanned]) -> LogScan:
             continue
         first_info = first_info or info
         _check_identity(path, info, first_info, end)
-        cut = _start_of_newer_epoch(info.epoch, later)
-        if cut is not None and info.first_seq > cut:
+        newer = _next_begun_epoch(info.epoch, later)
+        cut = newer.first_seq if newer is not None else None
+        if newer is not None and (info.first_seq > newer.first_seq or _follows(newer, end)):
             fenced.append(StrayBytes(path, 0, size_bytes))
             continue
-        if (info.first_seq, info.previous) != (end.seq + 1, end.checksum):
+        if not _follows(info, end):
             raise LogDamagedError(
                 "the chain of segments is broken",
                 segment=path.name,
@@ -206,11 +225,13 @@ def _link(directory: Path, store: Store, scanned: list[_Scanned]) -> LogScan:
     return LogScan(directory, store, segments, end, first_info.log_id, first_info.run_id, torn, fenced)
 
 
-def _start_of_newer_epoch(epoch: int, later: list[_Scanned]) -> int | None:
-    """Return the first seq of the next epoch that began, ``None`` when there is none."""
-    return next(
-        (s.scan.info.first_seq for s in later if s.scan.info is not None and s.scan.info.epoch > epoch), None
-    )
+def _next_begun_epoch(epoch: int, later: list[_Scanned]) -> SegmentInfo | None:
+    """Return what the next epoch that began says of its first segment, ``None`` when there is none."""
+    return next((s.scan.info for s in later if s.scan.info is not None and s.scan.info.epoch > epoch), None)
+
+
+def _follows(info: SegmentInfo, end: Position) -> bool:
+    return (info.first_seq, info.previous) == (end.seq + 1, end.checksum)
 
 
 def _all_torn(scanned: list[_Scanned]) -> bool:
@@ -231,7 +252,14 @@ def _check_identity(path: Path, info: SegmentInfo, first: SegmentInfo, end: Posi
         )
 
 
-def _check_marks(scan: LogScan, marks: Sequence[Position]) -> None:
+def check_marks(scan: LogScan, marks: Iterable[Position]) -> None:
+    """Compare a log with places that are known to have been durable.
+
+    Raises
+    ------
+    LogDamagedError
+        The log is shorter than one of them, or differs there.
+    """
     for mark in marks:
         if mark.seq == 0:
             continue
@@ -291,18 +319,23 @@ def create_log(
         The directory already holds a log.
     RunLockedError
         Another process is creating or writing it.
+    LogWriteError
+        The disk is full or fails.
     """
     store = store or LocalStore()
     store.make_directory(directory)
     lock = _take_lock(store, directory)
-    if any(parse_segment_name(name) for name in store.names(directory)):
+    try:
+        paths = [directory / name for name in store.names(directory) if parse_segment_name(name)]
+        if not _never_begun(store, paths):
+            raise RunExistsError(f"{directory} already holds a log: resume it, or choose another directory")
+        epoch = _claim_epoch(store, directory)
+        store.sync_directory(directory.parent)
+        start = WriterStart(directory, log_id, run_id, writer_version, Position(epoch, 0, 0))
+        writer = LogWriter(store, start, settings)
+    except BaseException as error:
         lock.release()
-        raise RunExistsError(f"{directory} already holds a log: resume it, or choose another directory")
-    store.create(directory / segment_name(1, 0)).close()
-    store.sync_directory(directory)
-    store.sync_directory(directory.parent)
-    start = WriterStart(directory, log_id, run_id, writer_version, Position(1, 0, 0))
-    writer = LogWriter(store, start, settings)
+        _raise_clearly(directory, error)
     return OpenedLog(
         LogScan(directory, store, [], Position(0, 0, 0), log_id, run_id, [], []), writer, lock, ()
     )
@@ -314,6 +347,7 @@ def open_log(
     writer_version: str,
     settings: LogSettings,
     marks: Sequence[Position] = (),
+    lock: FileLock | None = None,
     take_over: bool = False,
     store: Store | None = None,
 ) -> OpenedLog:
@@ -323,6 +357,8 @@ def open_log(
     ----------
     marks:
         As for :func:`scan_log`.
+    lock:
+        What :func:`lock_log` returned, when the caller took the lock earlier; it is released if opening fails.
     take_over:
         Do not respect the lock: for a writer that is known to be dead or paused on another machine. It is fenced.
 
@@ -332,11 +368,13 @@ def open_log(
         As for :func:`scan_log`; nothing was changed.
     RunLockedError
         Another process is writing the log.
+    LogWriteError
+        The disk is full or fails.
     """
     store = store or LocalStore()
-    scan = scan_log(directory, store=store, marks=marks)  # refuse before anything is changed
-    lock = _take_lock(store, directory, take_over=take_over)
     try:
+        scan = scan_log(directory, store=store, marks=marks)  # refuse before anything is changed
+        lock = lock or _take_lock(store, directory, take_over=take_over)
         epoch = _claim_epoch(store, directory)
         # Read again, now that older writers are fenced: what they acknowledged meanwhile counts.
         scan = scan_log(directory, store=store, marks=marks)
@@ -344,10 +382,22 @@ def open_log(
         after = Position(epoch, scan.end.seq, scan.end.checksum)
         start = WriterStart(directory, scan.log_id, scan.run_id, writer_version, after)
         writer = LogWriter(store, start, settings)
-    except BaseException:
-        lock.release()
-        raise
+    except BaseException as error:
+        if lock is not None:
+            lock.release()
+        _raise_clearly(directory, error)
     return OpenedLog(scan, writer, lock, repaired)
+
+
+def lock_log(directory: Path, *, store: Store | None = None) -> FileLock:
+    """Take a log's writer lock without opening the log, to look before anything is changed.
+
+    Raises
+    ------
+    RunLockedError
+        Another process is writing the log.
+    """
+    return _take_lock(store or LocalStore(), directory)
 
 
 def _take_lock(store: Store, directory: Path, *, take_over: bool = False) -> FileLock:
@@ -362,7 +412,7 @@ def _take_lock(store: Store, directory: Path, *, take_over: bool = False) -> Fil
 
 def _claim_epoch(store: Store, directory: Path) -> int:
     epochs = [parsed[0] for name in store.names(directory) if (parsed := parse_segment_name(name))]
-    epoch = max(epochs) + 1
+    epoch = max(epochs, default=0) + 1
     try:
         store.create(directory / segment_name(epoch, 0)).close()
     except FileExistsError as error:
@@ -371,6 +421,15 @@ def _claim_epoch(store: Store, directory: Path) -> int:
         ) from error
     store.sync_directory(directory)
     return epoch
+
+
+def _raise_clearly(directory: Path, error: BaseException) -> NoReturn:
+    if isinstance(error, OSError) and not isinstance(error, KinlogError):
+        raise LogWriteError(
+            f"the log in {directory} cannot be opened for writing: {error}. Nothing recorded is lost. "
+            "Free or repair the disk, then try again."
+        ) from error
+    raise error
 
 
 def _repair(store: Store, scan: LogScan) -> tuple[TailTruncated, ...]:

@@ -17,7 +17,7 @@ from kinlog.lineage.frame import METADATA_KEY, PLACEHOLDER, FrameHeader, find_he
 from kinlog.schemas.codec import EncodedEvent, decode_event, payload_fields
 from kinlog.schemas.columns import KIND_NAMES, REASON_NAMES, log_schema
 from kinlog.schemas.errors import LogUnsupportedError
-from kinlog.schemas.events import EVENT_TYPES, RecordedEvent
+from kinlog.schemas.events import EVENT_TYPES, PassedOver, RecordedEvent
 
 __all__ = [
     "END_OF_STREAM",
@@ -240,8 +240,8 @@ def scan_segment(data: memoryview) -> SegmentScan:
         candidate = verify_frame(data, offset)
         expected = f"a frame with first seq {next_seq} after checksum {checksum:08x}"
         if candidate is None:
-            damaged = _durable_after(data, offset, next_seq)
-            found = "bytes that do not verify" + (", and durable events after them" if damaged else "")
+            damaged = _durable_after(data, offset, next_seq) or _was_closed(data)
+            found = "bytes that do not verify" + (", and proof that they had been durable" if damaged else "")
             end = SegmentEnd.DAMAGED if damaged else SegmentEnd.TORN
             return SegmentScan(info, frames, offset, end, expected, found)
         if (candidate.first_seq, candidate.previous, candidate.epoch) != (next_seq, checksum, info.epoch):
@@ -257,7 +257,7 @@ def _scan_opening(data: memoryview) -> tuple[SegmentInfo, FrameHeader] | None:
         return None
     offset = found[1].offset
     header = verify_frame(data, offset, seed=crc32(data[:offset]))
-    if header is None or header.count != 0:
+    if header is None or header.num_events != 0:
         return None
     schema = pa.ipc.read_schema(pa.py_buffer(data[:offset]))
     info = msgspec.json.decode(schema.metadata[b"kinlog.segment"], type=SegmentInfo)
@@ -276,6 +276,11 @@ def _end_at(data: memoryview, offset: int) -> SegmentEnd | None:
     if bytes(rest[: len(END_OF_STREAM)]) == END_OF_STREAM and _is_zero(rest[len(END_OF_STREAM) :]):
         return SegmentEnd.CLOSED
     return SegmentEnd.LIVE if _is_zero(rest) else None
+
+
+def _was_closed(data: memoryview) -> bool:
+    """Whether the segment was ended in order: the mark is written once everything before it is durable."""
+    return bytes(data[-len(END_OF_STREAM) :]) == END_OF_STREAM
 
 
 def _is_zero(data: memoryview) -> bool:
@@ -303,7 +308,7 @@ def read_batches(
     data: memoryview, scan: SegmentScan, through_seq: int | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the verified record batches of a segment with events in them, up to the frame that ends at ``through_seq``."""
-    frames = [f for f in scan.frames if through_seq is None or f.count == 0 or f.last_seq <= through_seq]
+    frames = [f for f in scan.frames if through_seq is None or f.num_events == 0 or f.last_seq <= through_seq]
     if not frames:
         return
     stream = pa.BufferReader(pa.py_buffer(data[: frames[-1].end]))
@@ -314,7 +319,7 @@ def read_batches(
 
 
 def read_events(batch: pa.RecordBatch, ignorable: frozenset[str] = frozenset()) -> Iterator[RecordedEvent]:
-    """Decode the events of a record batch. Kinds in ``ignorable`` that this version does not know are passed over.
+    """Decode the events of a record batch. Unknown kinds in ``ignorable`` keep their place, as ``PassedOver``.
 
     Raises
     ------
@@ -340,5 +345,6 @@ def read_events(batch: pa.RecordBatch, ignorable: frozenset[str] = frozenset()) 
     )
     for seq, epoch, time_us, kind, *rest in rows:
         if kind in ignorable and kind not in EVENT_TYPES:
+            yield RecordedEvent(seq, epoch, time_us, PassedOver(original_kind=kind))
             continue
         yield RecordedEvent(seq, epoch, time_us, decode_event(EncodedEvent(kind, *rest)))

@@ -174,13 +174,20 @@ class Projection(msgspec.Struct):
         return sum(1 for group in self.groups.values() if group.phase is phase)
 
 
-_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+_ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Projection)
 
 
 def encode_projection(projection: Projection) -> bytes:
     """Return the projection as msgpack: the same bytes for equal projections, in every process."""
-    return _ENCODER.encode(projection)
+    ordered = msgspec.structs.replace(
+        projection,
+        groups=dict(sorted(projection.groups.items())),
+        steps=dict(sorted(projection.steps.items())),
+        dropped=dict(sorted(projection.dropped.items())),
+        superseded=dict(sorted(projection.superseded.items())),
+    )
+    return _ENCODER.encode(ordered)
 
 
 def decode_projection(data: bytes) -> Projection:

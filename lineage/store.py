@@ -63,7 +63,8 @@ class Store(Protocol):
     def link(self, source: Path, target: Path) -> None:
         """Hard-link a file, or copy it where the file system has no links."""
 
-    def remove_tree(self, path: Path) -> None: ...
+    def remove_tree(self, path: Path) -> None:
+        """Remove a directory that was renamed to trash. What cannot be removed stays there."""
 
     def sync_directory(self, path: Path) -> None:
         """Make creations, renames and removals in a directory durable."""
@@ -156,7 +157,7 @@ class LocalStore:
             shutil.copyfile(source, target)
 
     def remove_tree(self, path: Path) -> None:
-        shutil.rmtree(path)
+        shutil.rmtree(path, ignore_errors=True)
 
     def sync_directory(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -16,9 +16,11 @@ Durability policies
 """
 
 import asyncio
+import heapq
 import threading
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
@@ -92,19 +94,29 @@ class _PositionRequest(NamedTuple):
 class LogWriter:
     """Appends to a log of which this process owns the newest epoch. Made by ``kinlog.lineage.log``."""
 
-    def __init__(self, store: Store, start: WriterStart, settings: LogSettings) -> None:
+    def __init__(
+        self,
+        store: Store,
+        start: WriterStart,
+        settings: LogSettings,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
         self._start = start
         self._settings = settings
+        self._monotonic_s = monotonic_s
         self._lock = threading.Condition()
         self._queue: deque[_Append | _PositionRequest] = deque()
-        self._waiters: deque[tuple[int, Future[None]]] = deque()
+        # A heap by seq: tickets are not awaited in the order of their appends. The second number breaks ties.
+        self._waiters: list[tuple[int, int, Future[None]]] = []
+        self._watched = 0
         self._next_seq = start.after.seq + 1
         self._acknowledged_seq = start.after.seq
         self._failure: LogWriteError | None = None
         self._closing = False
         # Owned by the thread from here on.
         self._synced_seq = start.after.seq
+        self._unsynced_since_s: float | None = None
         self._written = start.after
         self._index = 0
         self._fence = start.directory / segment_name(start.after.epoch + 1, 0)
@@ -140,6 +152,11 @@ class LogWriter:
         """
         if not 0 < len(events) <= _MAX_FRAME_EVENTS:
             raise ValueError(f"an append takes 1 to {_MAX_FRAME_EVENTS} events, got {len(events)}")
+        payload_bytes = sum(len(event.payload) for event in events)
+        if payload_bytes > _MAX_FRAME_PAYLOAD_BYTES:
+            raise ValueError(
+                f"an append takes {_MAX_FRAME_PAYLOAD_BYTES} bytes of payload, got {payload_bytes}"
+            )
         with self._lock:
             self._raise_if_unusable()
             append = _Append(self._next_seq, time_us, tuple(events))
@@ -163,24 +180,27 @@ class LogWriter:
             self._closing = True
             self._lock.notify()
         self._thread.join()
-        if self._failure is not None:
-            raise self._failure
+        self._raise_if_failed()
         return self._written
 
     def _raise_if_unusable(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        self._raise_if_failed()
         if self._closing:
             raise LogWriteError("the log writer is closed: nothing can be appended")
+
+    def _raise_if_failed(self) -> None:
+        if self._failure is not None:
+            # Raised again and again, it would otherwise drag a longer traceback each time.
+            raise self._failure.with_traceback(None)
 
     def _watch(self, seq: int) -> "Future[None] | None":
         with self._lock:
             if seq <= self._acknowledged_seq:
                 return None
-            if self._failure is not None:
-                raise self._failure
+            self._raise_if_failed()
             future: Future[None] = Future()
-            self._waiters.append((seq, future))
+            self._watched += 1
+            heapq.heappush(self._waiters, (seq, self._watched, future))
             return future
 
     # ---- the writer's thread ------------------------------------------------------------------------------------
@@ -197,25 +217,19 @@ class LogWriter:
 
     def _commit_next(self) -> bool:
         """Commit one frame, or answer one position request. Returns whether there may be more."""
-        unsynced = self._synced_seq < self._written.seq
-        timeout_s = (
-            self._settings.interval_ms / 1000
-            if unsynced and self._settings.durability == "interval"
-            else None
-        )
         with self._lock:
             while not self._queue and not self._closing:
-                if not self._lock.wait(timeout_s):
+                if not self._lock.wait(self._sync_due_in_s()):
                     break
             if not self._queue and self._closing:
                 return False
             batch = self._take_batch()
-            request = None
-            if not batch and self._queue and isinstance(self._queue[0], _PositionRequest):
-                request = self._queue.popleft()
+            # It stays in the queue until it is answered: a failure answers everything that is there.
+            request = self._queue[0] if not batch and self._queue else None
         if batch:
             self._write_frame(batch)
-            if self._settings.durability == "fsync":
+            due_in_s = self._sync_due_in_s()
+            if self._settings.durability == "fsync" or (due_in_s is not None and due_in_s <= 0):
                 self._sync()
             self._check_fence()
             self._acknowledge()
@@ -223,8 +237,18 @@ class LogWriter:
             self._sync()
             if isinstance(request, _PositionRequest):
                 self._check_fence()
-                request.future.set_result(self._written)
+                with self._lock:
+                    self._queue.popleft()
+                if request.future.set_running_or_notify_cancel():
+                    request.future.set_result(self._written)
         return True
+
+    def _sync_due_in_s(self) -> float | None:
+        """Seconds until the ``interval`` policy's next sync, ``None`` when nothing waits for one."""
+        if self._settings.durability != "interval" or self._unsynced_since_s is None:
+            return None
+        due_s = self._unsynced_since_s + self._settings.interval_ms / 1000
+        return max(0.0, due_s - self._monotonic_s())
 
     def _take_batch(self) -> list[_Append]:
         batch: list[_Append] = []
@@ -259,6 +283,8 @@ class LogWriter:
         self._preallocate(offset + len(data))
         self._file.write_at(offset, data)
         self._written = Position(self.epoch, header.last_seq, header.checksum)
+        if self._unsynced_since_s is None:
+            self._unsynced_since_s = self._monotonic_s()
 
     def _preallocate(self, end: int) -> None:
         if end > self._allocated:
@@ -272,6 +298,7 @@ class LogWriter:
         if self._synced_seq < self._written.seq:
             self._file.sync()
             self._synced_seq = self._written.seq
+        self._unsynced_since_s = None
 
     def _check_fence(self) -> None:
         if self._store.exists(self._fence):
@@ -285,7 +312,7 @@ class LogWriter:
             self._acknowledged_seq = self._written.seq
             due = []
             while self._waiters and self._waiters[0][0] <= self._acknowledged_seq:
-                due.append(self._waiters.popleft()[1])
+                due.append(heapq.heappop(self._waiters)[-1])
         for future in due:
             if future.set_running_or_notify_cancel():
                 future.set_result(None)
@@ -341,7 +368,7 @@ class LogWriter:
             failure.__cause__ = error
         with self._lock:
             self._failure = failure
-            waiters = [future for _, future in self._waiters]
+            waiters = [future for *_, future in self._waiters]
             waiters += [item.future for item in self._queue if isinstance(item, _PositionRequest)]  # type: ignore[misc]
             self._waiters.clear()
             self._queue.clear()

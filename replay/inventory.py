@@ -31,7 +31,13 @@ def staged_rows(group: GroupState, sibling: SiblingState) -> dict[str, RowTag]:
         return {}
     identity = (group.group_id, sibling.generation, sibling.attempt)
     return {
-        staging_key(*identity, call.call): RowTag(*identity, call.call, call.row_digest)
+        staging_key(*identity, call.call): RowTag(
+            group_id=group.group_id,
+            generation=sibling.generation,
+            attempt=sibling.attempt,
+            call=call.call,
+            digest=call.row_digest,
+        )
         for call in sibling.sealed.receipt.calls
     }
 
@@ -40,7 +46,11 @@ def canonical_rows(group: GroupState) -> dict[str, RowTag]:
     """Return the canonical rows of a finalized group, by key."""
     return {
         canonical_key(group.group_id, row.generation, row.attempt): RowTag(
-            group.group_id, row.generation, row.attempt, NO_CALL, row.row_digest
+            group_id=group.group_id,
+            generation=row.generation,
+            attempt=row.attempt,
+            call=NO_CALL,
+            digest=row.row_digest,
         )
         for row in group.rows
     }
@@ -63,7 +73,7 @@ def compare_rows(expected: dict[str, RowTag], found: dict[str, RowTag]) -> tuple
     """Return the expected rows that are missing or differ, in key order."""
     problems = []
     for key in sorted(expected):
-        if key not in found:
+        if key not in found or not found[key].done:
             problems.append(RowProblem(key, Reason.ROWS_MISSING))
         elif found[key] != expected[key]:
             problems.append(RowProblem(key, Reason.DIGEST_MISMATCH))

@@ -120,7 +120,7 @@ def decode_event(encoded: EncodedEvent) -> Event:
     Raises
     ------
     LogUnsupportedError
-        The kind is unknown, or its version is newer than this kinlog's.
+        The kind or the reason is unknown, or the version is newer than this kinlog's.
     msgspec.DecodeError
         The payload is not what its kind says. The frame's checksum makes this a writer's bug, not damage.
     """
@@ -143,8 +143,18 @@ def decode_event(encoded: EncodedEvent) -> Event:
     for name in layout.columns:
         fields[name] = getattr(encoded, name)
     if "reason" in fields:
-        fields["reason"] = Reason(fields["reason"])
+        fields["reason"] = _reason(encoded)
     return layout.event_type(**fields)
+
+
+def _reason(encoded: EncodedEvent) -> Reason:
+    try:
+        return Reason(encoded.reason)
+    except ValueError as error:
+        raise LogUnsupportedError(
+            f"{encoded.kind} has reason {encoded.reason!r}, which this kinlog does not know: "
+            "the log was written by a newer version. Upgrade kinlog to read it."
+        ) from error
 
 
 def _decode_past(layout: _Layout, encoded: EncodedEvent, current: int) -> Event:

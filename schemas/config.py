@@ -22,6 +22,7 @@ from kinlog.schemas.settings import (
     RolloutSettings,
     SamplerSettings,
     Settings,
+    SupervisionSettings,
     TokenCaptureSettings,
     TrainerSettings,
 )
@@ -31,7 +32,7 @@ __all__ = ["RunConfig", "load_config", "parse_config", "dump_config", "config_di
 T = TypeVar("T")
 
 
-class RunConfig(Settings, kw_only=True):
+class RunConfig(Settings, frozen=True, kw_only=True):
     """Everything that a run is started with."""
 
     run_dir: str = "runs/kinlog"
@@ -48,6 +49,7 @@ class RunConfig(Settings, kw_only=True):
     token_capture: TokenCaptureSettings = TokenCaptureSettings()
     log: LogSettings = LogSettings()
     data_plane: DataPlaneSettings = DataPlaneSettings()
+    supervision: SupervisionSettings = SupervisionSettings()
 
 
 def load_config(path: Path) -> RunConfig:
@@ -63,6 +65,8 @@ def load_config(path: Path) -> RunConfig:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not text in UTF-8: {error}") from error
     return parse_config(text, source=str(path))
 
 

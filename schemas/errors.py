@@ -23,6 +23,8 @@ __all__ = [
     "RowsMissingError",
     "DatasetError",
     "DataPlaneError",
+    "WorkerLostError",
+    "StalledError",
 ]
 
 
@@ -176,3 +178,17 @@ class DataPlaneError(KinlogError):
 
     code = "data_plane"
     exit_code = 16
+
+
+class WorkerLostError(KinlogError):
+    """A worker died before it answered: what it was doing is an infrastructure failure, and is done again."""
+
+    code = "worker_lost"
+    exit_code = 17
+
+
+class StalledError(KinlogError):
+    """Nothing was recorded for too long. The message says what waits for what."""
+
+    code = "stalled"
+    exit_code = 18

@@ -22,6 +22,7 @@ __all__ = [
     "CanonicalRowRef",
     "EVENT_TYPES",
     "kind_of",
+    "PassedOver",
     "RunOpened",
     "WriterOpened",
     "WriterClosed",
@@ -105,7 +106,7 @@ class CanonicalRowRef(msgspec.Struct, frozen=True, array_like=True):
     row_digest: Digest
 
 
-class RunOpened(Event, kw_only=True):
+class RunOpened(Event, frozen=True, kw_only=True):
     """A new run began. Always the first event of a log."""
 
     run_id: str
@@ -115,18 +116,18 @@ class RunOpened(Event, kw_only=True):
     seed: int
 
 
-class WriterOpened(Event, kw_only=True):
+class WriterOpened(Event, frozen=True, kw_only=True):
     """A controller took the log over. Its epoch is the envelope's."""
 
     host: str
     pid: int
 
 
-class WriterClosed(Event, kw_only=True):
+class WriterClosed(Event, frozen=True, kw_only=True):
     """A controller closed the log in order: a log that is shorter than this is damaged."""
 
 
-class TailTruncated(Event, kw_only=True):
+class TailTruncated(Event, frozen=True, kw_only=True):
     """A torn tail, left by a crash in the middle of a write, was copied aside and cut off."""
 
     segment: str
@@ -135,7 +136,7 @@ class TailTruncated(Event, kw_only=True):
     quarantined_to: str
 
 
-class GroupReserved(Event, kw_only=True):
+class GroupReserved(Event, frozen=True, kw_only=True):
     """A group owns a prompt and a buffer permit. Nothing has been sent."""
 
     group_id: int
@@ -151,13 +152,13 @@ class GroupReserved(Event, kw_only=True):
     """Draws made so far, this one included: where the dataloader goes on."""
 
 
-class GroupAdmitted(Event, kw_only=True):
+class GroupAdmitted(Event, frozen=True, kw_only=True):
     """The sampler let the group start: its siblings may be dispatched."""
 
     group_id: int
 
 
-class SiblingDispatched(Event, kw_only=True):
+class SiblingDispatched(Event, frozen=True, kw_only=True):
     """An attempt of a sibling is about to be sent to a worker."""
 
     group_id: int
@@ -168,7 +169,7 @@ class SiblingDispatched(Event, kw_only=True):
     seed: int
 
 
-class SiblingSealed(Event, kw_only=True):
+class SiblingSealed(Event, frozen=True, kw_only=True):
     """The controller accepted an attempt's result. Only a supersede can undo it."""
 
     group_id: int
@@ -188,7 +189,7 @@ class SiblingSealed(Event, kw_only=True):
     validity: Validity
 
 
-class AttemptSuperseded(Event, kw_only=True):
+class AttemptSuperseded(Event, frozen=True, kw_only=True):
     """An attempt was given up: a late result of it will be rejected."""
 
     group_id: int
@@ -198,7 +199,7 @@ class AttemptSuperseded(Event, kw_only=True):
     detail: str = ""
 
 
-class LateResultRejected(Event, kw_only=True):
+class LateResultRejected(Event, frozen=True, kw_only=True):
     """A result arrived for an attempt that had been superseded, or whose group had left."""
 
     group_id: int
@@ -208,20 +209,20 @@ class LateResultRejected(Event, kw_only=True):
     completion_tokens: int
 
 
-class CohortSealed(Event, kw_only=True):
+class CohortSealed(Event, frozen=True, kw_only=True):
     """All siblings of a ``prompt_group`` group sealed: their seals follow in the same frame."""
 
     group_id: int
     attempt: int
 
 
-class FinalizeStarted(Event, kw_only=True):
+class FinalizeStarted(Event, frozen=True, kw_only=True):
     """The finalizer is about to be called. Until ``group_finalized`` the outcome is unknown, and is re-driven."""
 
     group_id: int
 
 
-class GroupFinalized(Event, kw_only=True):
+class GroupFinalized(Event, frozen=True, kw_only=True):
     """The group's canonical rows are published, and the replay buffer owns them."""
 
     group_id: int
@@ -229,7 +230,7 @@ class GroupFinalized(Event, kw_only=True):
     valid_fraction: float
 
 
-class FinalizeFailed(Event, kw_only=True):
+class FinalizeFailed(Event, frozen=True, kw_only=True):
     """The group has no canonical rows: the finalizer failed, or what it published is gone."""
 
     group_id: int
@@ -237,28 +238,28 @@ class FinalizeFailed(Event, kw_only=True):
     detail: str = ""
 
 
-class GroupClaimed(Event, kw_only=True):
+class GroupClaimed(Event, frozen=True, kw_only=True):
     """An optimizer step took the group."""
 
     group_id: int
     train_step: int
 
 
-class StepApplied(Event, kw_only=True):
+class StepApplied(Event, frozen=True, kw_only=True):
     """An optimizer step was applied to these groups, in this order. Durable with the next trainer checkpoint."""
 
     train_step: int
     group_ids: tuple[int, ...]
 
 
-class WeightsPublished(Event, kw_only=True):
+class WeightsPublished(Event, frozen=True, kw_only=True):
     """The generation engines were given new weights."""
 
     weight_version: int
     train_step: int
 
 
-class GroupDropped(Event, kw_only=True):
+class GroupDropped(Event, frozen=True, kw_only=True):
     """The group left for good, and is not trained on."""
 
     group_id: int
@@ -266,7 +267,7 @@ class GroupDropped(Event, kw_only=True):
     detail: str = ""
 
 
-class GroupParked(Event, kw_only=True):
+class GroupParked(Event, frozen=True, kw_only=True):
     """The group's retry budget is spent: it is set aside, and other groups go on."""
 
     group_id: int
@@ -274,7 +275,7 @@ class GroupParked(Event, kw_only=True):
     detail: str = ""
 
 
-class RowsCleared(Event, kw_only=True):
+class RowsCleared(Event, frozen=True, kw_only=True):
     """Rows are about to be removed from the data plane."""
 
     partition: Partition
@@ -284,7 +285,7 @@ class RowsCleared(Event, kw_only=True):
     """The groups that the rows belonged to; those unknown to the log included."""
 
 
-class CheckpointCommitted(Event, kw_only=True):
+class CheckpointCommitted(Event, frozen=True, kw_only=True):
     """A checkpoint directory is complete and durable."""
 
     name: str
@@ -296,7 +297,7 @@ class CheckpointCommitted(Event, kw_only=True):
     """The oldest step that a kept trainer checkpoint can go back to: groups applied up to it are forgotten."""
 
 
-class CheckpointFailed(Event, kw_only=True):
+class CheckpointFailed(Event, frozen=True, kw_only=True):
     """A checkpoint was given up: the run goes on with the previous one."""
 
     name: str
@@ -304,7 +305,7 @@ class CheckpointFailed(Event, kw_only=True):
     detail: str
 
 
-class RecoveryPlanned(Event, kw_only=True):
+class RecoveryPlanned(Event, frozen=True, kw_only=True):
     """What this restart decided to do. The supersedes that follow say it sibling by sibling."""
 
     checkpoint: str | None
@@ -318,7 +319,7 @@ class RecoveryPlanned(Event, kw_only=True):
     tokens_redone: int
 
 
-class RunRestored(Event, kw_only=True):
+class RunRestored(Event, frozen=True, kw_only=True):
     """Trainer and data plane were restored from a checkpoint: effects of later steps are undone, draws are not."""
 
     checkpoint: str | None
@@ -327,7 +328,7 @@ class RunRestored(Event, kw_only=True):
     weight_version: int
 
 
-class DatasetExhausted(Event, kw_only=True):
+class DatasetExhausted(Event, frozen=True, kw_only=True):
     """The dataset has no more prompts to draw."""
 
     draw_cursor: int
@@ -336,3 +337,12 @@ class DatasetExhausted(Event, kw_only=True):
 EVENT_TYPES: dict[str, type[Event]] = {
     kind_of(event_type): event_type for event_type in Event.__subclasses__()
 }
+
+
+class PassedOver(Event, frozen=True, kw_only=True):
+    """Stands for an event of a newer kinlog that its writer marked ignorable: it has a seq, and changes nothing.
+
+    Made by readers, and never written: it is not in ``EVENT_TYPES``.
+    """
+
+    original_kind: str

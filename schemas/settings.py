@@ -21,6 +21,7 @@ __all__ = [
     "TokenCaptureSettings",
     "LogSettings",
     "DataPlaneSettings",
+    "SupervisionSettings",
 ]
 
 PositiveInt = Annotated[int, Meta(ge=1)]
@@ -33,7 +34,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The base of every configuration section."""
 
 
-class ModelSettings(Settings, kw_only=True):
+class ModelSettings(Settings, frozen=True, kw_only=True):
     """The policy: a local Hugging Face directory, or a small model built from its configuration."""
 
     path: str | None = None
@@ -43,12 +44,15 @@ class ModelSettings(Settings, kw_only=True):
     num_heads: PositiveInt = 4
     max_positions: PositiveInt = 160
     """Longest sequence in tokens: prompts, completions and feedback of a whole rollout."""
+    initializer_range: PositiveFloat = 0.05
+    """Standard deviation of the random weights. Much less, and a policy this small answers without reading its prompt
+    for long."""
     alphabet: Annotated[str, Meta(min_length=1)] = "0123456789-,=?bgs"
     """Characters of the random-weight model's tokenizer. The fewer there are, the sooner it hits an answer."""
     seed: NonNegativeInt = 0
 
 
-class GenerationSettings(Settings, kw_only=True):
+class GenerationSettings(Settings, frozen=True, kw_only=True):
     """How completions are sampled, and by how many workers."""
 
     engine: Literal["torch"] = "torch"
@@ -60,7 +64,7 @@ class GenerationSettings(Settings, kw_only=True):
     temperature: PositiveFloat = 1.0
 
 
-class TaskSettings(Settings, kw_only=True):
+class TaskSettings(Settings, frozen=True, kw_only=True):
     """One procedural task of the mixture that prompts are drawn from."""
 
     name: str
@@ -75,7 +79,7 @@ class TaskSettings(Settings, kw_only=True):
     """Passed to the reasoning-gym generator."""
 
 
-class DatasetSettings(Settings, kw_only=True):
+class DatasetSettings(Settings, frozen=True, kw_only=True):
     """The prompts: a seeded mixture of procedural tasks."""
 
     size: PositiveInt = 512
@@ -86,7 +90,7 @@ class DatasetSettings(Settings, kw_only=True):
     tasks: Annotated[tuple[TaskSettings, ...], Meta(min_length=1)]
 
 
-class TrainerSettings(Settings, kw_only=True):
+class TrainerSettings(Settings, frozen=True, kw_only=True):
     """GRPO in torch: group-normalised advantages, a clipped ratio, AdamW."""
 
     max_steps: PositiveInt = 20
@@ -100,7 +104,7 @@ class TrainerSettings(Settings, kw_only=True):
     num_threads: PositiveInt = 1
 
 
-class SamplerSettings(Settings, kw_only=True):
+class SamplerSettings(Settings, frozen=True, kw_only=True):
     """How groups are chosen for a step, and how far generation may run ahead of training."""
 
     name: Literal["in_order", "windowed", "weight_fifo"] = "weight_fifo"
@@ -112,7 +116,7 @@ class SamplerSettings(Settings, kw_only=True):
     """``windowed``: prefer the freshest ready groups to the oldest."""
 
 
-class RolloutSettings(Settings, kw_only=True):
+class RolloutSettings(Settings, frozen=True, kw_only=True):
     """Groups, their siblings, and what happens when a rollout fails."""
 
     num_generations: PositiveInt = 8
@@ -135,7 +139,7 @@ class RolloutSettings(Settings, kw_only=True):
     """Shaping: reward added when the last answer ended by itself and is an integer, right or wrong."""
 
 
-class RolloutRecoverySettings(Settings, kw_only=True):
+class RolloutRecoverySettings(Settings, frozen=True, kw_only=True):
     """What a restart or a failure redoes. An agent's override wins over a task's, a task's over the default."""
 
     enabled: bool = True
@@ -154,7 +158,7 @@ class RolloutRecoverySettings(Settings, kw_only=True):
         return self.task_granularity_overrides.get(task_name, self.default_granularity)
 
 
-class CheckpointingSettings(Settings, kw_only=True):
+class CheckpointingSettings(Settings, frozen=True, kw_only=True):
     """When checkpoints are taken, and how many are kept."""
 
     enabled: bool = True
@@ -165,13 +169,13 @@ class CheckpointingSettings(Settings, kw_only=True):
     """A save that takes longer costs that checkpoint, not the run."""
 
 
-class TokenCaptureSettings(Settings, kw_only=True):
+class TokenCaptureSettings(Settings, frozen=True, kw_only=True):
     """Whether workers stage token ids, log-probabilities and weight versions of every model call."""
 
     enabled: bool = True
 
 
-class LogSettings(Settings, kw_only=True):
+class LogSettings(Settings, frozen=True, kw_only=True):
     """Durability and size of the event log."""
 
     durability: Literal["fsync", "interval", "os"] = "fsync"
@@ -181,8 +185,23 @@ class LogSettings(Settings, kw_only=True):
     segment_bytes: Annotated[int, Meta(ge=65_536)] = 16 * 1024 * 1024
 
 
-class DataPlaneSettings(Settings, kw_only=True):
+class DataPlaneSettings(Settings, frozen=True, kw_only=True):
     """TransferQueue: where token payloads live."""
 
     num_storage_units: PositiveInt = 2
     call_timeout_s: PositiveFloat = 30.0
+
+
+class SupervisionSettings(Settings, frozen=True, kw_only=True):
+    """How long the controller waits before it calls something dead or stuck."""
+
+    probe_interval_s: PositiveFloat = 5.0
+    """Pause between two health probes of workers and data plane."""
+    probe_timeout_s: PositiveFloat = 30.0
+    max_failed_probes: PositiveInt = 3
+    """Probes in a row that may fail before the run is stopped."""
+    stall_timeout_s: PositiveFloat = 300.0
+    """The run is stopped when nothing at all was recorded for this long, saying what waits for what."""
+    retry_backoff_s: PositiveFloat = 0.5
+    """Pause before a sibling's first retry; doubled for each further one."""
+    max_retry_backoff_s: PositiveFloat = 30.0

@@ -1,0 +1,105 @@
+"""The ``kinlog`` command: reading a run needs the base install only; the runtime is imported when ``train`` needs it."""
+
+import errno
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+
+from kinlog.controller.inspection_commands import log_commands, plan_command, proof_command
+from kinlog.schemas.config import load_config
+from kinlog.schemas.errors import KinlogError
+
+__all__ = ["cli", "main"]
+
+_EPILOG = """\b
+Exit codes
+   0  what was asked for is done, and what was checked holds
+   1  the proof does not hold, or something unforeseen went wrong
+   2  wrong usage, or a configuration that cannot be used
+   3  no run there              4  a run is there already
+   5  in use by another process 6  the log is damaged
+   7  written by a newer kinlog 8  the log cannot be written
+   9  taken over by another     11 the log tells an impossible story
+  13  a checkpoint is unusable  14 promised rows are missing
+  15  the dataset is not there  16 the data plane failed
+  17  an optional part of kinlog is not installed
+"""
+
+
+class _MissingExtraError(KinlogError):
+    """A part of kinlog that is installed on request is not there. Install the extra that the message names."""
+
+    code = "missing_extra"
+    exit_code = 17
+
+
+class _KinlogGroup(click.Group):
+    """Ends with one clear line on stderr, and the error's own exit code, when a command raises on purpose."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KinlogError as error:
+            click.echo(f"kinlog: error [{error.code}]: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # click ends quietly when the reader of a pipe has gone
+            where = f"{error.filename}: " if error.filename else ""
+            click.echo(f"kinlog: error [io]: {where}{error.strerror or error}", err=True)
+            ctx.exit(1)
+
+
+@click.group(cls=_KinlogGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="kinlog", prog_name="kinlog", message="%(prog)s %(version)s")
+def cli() -> None:
+    """An event-sourced checkpoint log for RL post-training rollouts.
+
+    RUN is a run's directory, or its log directory. Reading a run never changes it, and works while it is being written.
+    """
+
+
+@cli.command("train")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--resume", is_flag=True, help="Go on from wherever the run died.")
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The run's directory, instead of the configuration's run_dir.",
+)
+def train_command(config: Path, resume: bool, run_dir: Path | None) -> None:
+    """Train as the YAML file CONFIG says.
+
+    \b
+    Example
+      kinlog train run.yaml --run-dir runs/first
+      kinlog train run.yaml --run-dir runs/first --resume
+    """
+    load_config(config)  # a misspelt key is told at once, not after the training stack is imported
+    status: int = _runtime().train(config, resume=resume, run_dir=run_dir)
+    click.get_current_context().exit(status)
+
+
+def _runtime() -> ModuleType:
+    try:
+        return importlib.import_module("kinlog.controller.launch")
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing.partition(".")[0] == "kinlog":
+            raise
+        raise _MissingExtraError(
+            f'training needs {missing}, which is not installed. Install it with: pip install "kinlog[train]"'
+        ) from error
+
+
+cli.add_command(log_commands)
+cli.add_command(plan_command)
+cli.add_command(proof_command)
+
+
+def main() -> None:
+    """Run the command line."""
+    cli(prog_name="kinlog")

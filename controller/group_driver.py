@@ -1,0 +1,319 @@
+"""Driving one group from wherever it stands to its canonical rows, in this life or after a restart alike.
+
+The driver keeps no state of its own: it looks at the projection, does the next thing, and looks again.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+
+from kinlog.controller.runtime import Runtime, clear_group_rows
+from kinlog.lineage import decide
+from kinlog.lineage.ledger import Cut
+from kinlog.lineage.state import GroupPhase, GroupState
+from kinlog.schemas.errors import DataPlaneError, WorkerLostError
+from kinlog.schemas.events import (
+    Event,
+    FinalizeFailed,
+    FinalizeStarted,
+    GroupAdmitted,
+    GroupDropped,
+    GroupFinalized,
+    GroupParked,
+    SiblingDispatched,
+    SiblingSealed,
+)
+from kinlog.schemas.orders import FinalizeOrder, FinalizeRejected, RolloutFailed, RolloutOrder
+from kinlog.schemas.prompts import digest_bytes
+from kinlog.schemas.reasons import Granularity, Partition, Reason, Validity
+from kinlog.schemas.receipts import staging_key
+
+__all__ = ["GroupDriver", "sibling_seed"]
+
+_Answer = SiblingSealed | RolloutFailed
+
+
+def sibling_seed(run_seed: int, group_id: int, generation: int, data_failures: int) -> int:
+    """Return the sampling seed of a sibling, 63 bits.
+
+    A sibling that is redone after a crash samples what it would have sampled. One that is redone because its result was
+    no good does not: the same seed would give the same result.
+    """
+    numbers = (run_seed, group_id, generation, data_failures)
+    return int.from_bytes(digest_bytes(*(n.to_bytes(8, "little") for n in numbers))[:8], "little") >> 1
+
+
+class GroupDriver:
+    """Drives groups. One instance for all of a run's groups."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._late: set[asyncio.Task[None]] = set()
+
+    async def drive(self, group_id: int) -> None:
+        """Bring a group to ``finalized``, or see it leave."""
+        finalize_failures = 0
+        while (group := self._live(group_id)) is not None:
+            match group.phase:
+                case GroupPhase.RESERVED:
+                    async with self._runtime.barrier.cut("admit") as cut:
+                        self._runtime.ledger.commit(cut, GroupAdmitted(group_id=group_id))
+                case GroupPhase.ADMITTED | GroupPhase.GENERATING:
+                    if group.granularity is Granularity.PROMPT_GROUP:
+                        await self._run_cohort(group_id)
+                    else:
+                        await self._run_siblings(group)
+                case GroupPhase.READY | GroupPhase.FINALIZING:
+                    finalize_failures = await self._finalize(group_id, finalize_failures)
+                case _:
+                    return
+
+    async def close(self) -> None:
+        """Stop watching for late results."""
+        for task in self._late:
+            task.cancel()
+        await asyncio.gather(*self._late, return_exceptions=True)
+
+    def _live(self, group_id: int) -> GroupState | None:
+        group = self._runtime.projection.groups.get(group_id)
+        return group if group is not None and group.live else None
+
+    # ---- granularity: sibling -----------------------------------------------------------------------------------
+
+    async def _run_siblings(self, group: GroupState) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for generation in group.siblings:
+                tasks.create_task(self._run_sibling(group.group_id, generation))
+
+    async def _run_sibling(self, group_id: int, generation: int) -> None:
+        """Attempt a sibling until it is sealed, or its group has left."""
+        while (group := self._live(group_id)) is not None and group.siblings[generation].waiting:
+            await self._back_off(group, [generation])
+            async with self._runtime.budget.take():
+                dispatched = await self._dispatch(group_id, [generation])
+                if not dispatched:
+                    return
+                answer = await self._call(dispatched[0])
+            await self._settle(answer)
+
+    async def _settle(self, answer: _Answer) -> None:
+        async with self._runtime.barrier.cut("seal") as cut:
+            if isinstance(answer, RolloutFailed):
+                self._give_up(cut, answer)
+                return
+            outcome, events = decide.seal_sibling(self._runtime.projection, answer)
+            if events:
+                ticket = self._runtime.ledger.commit(cut, *events)
+            if outcome is decide.SealOutcome.LATE:
+                await self._clear_rejected(cut, answer)
+        if events:
+            await ticket.durable()
+
+    # ---- granularity: prompt_group ------------------------------------------------------------------------------
+
+    async def _run_cohort(self, group_id: int) -> None:
+        """Attempt a whole group once. It seals whole, or every result of the attempt is discarded."""
+        group = self._live(group_id)
+        if group is None:
+            return
+        generations = list(group.siblings)
+        await self._back_off(group, generations)
+        async with self._runtime.budget.take(len(generations)):
+            dispatched = await self._dispatch(group_id, generations)
+            if not dispatched:
+                return
+            calls = [asyncio.create_task(self._call(event)) for event in dispatched]
+            try:
+                answers = await self._until_failure(calls)
+            except BaseException:
+                for call in calls:
+                    call.cancel()
+                raise
+        failed = next((answer for answer in answers if isinstance(answer, RolloutFailed)), None)
+        sealed = {a.generation: a for a in answers if isinstance(a, SiblingSealed)}
+        async with self._runtime.barrier.cut("seal") as cut:
+            if failed is None:
+                events = decide.seal_cohort(self._runtime.projection, group_id, sealed)
+                ticket = self._runtime.ledger.commit(cut, *events)
+            else:
+                self._give_up(cut, failed)
+                for answer in sealed.values():
+                    await self._reject(cut, answer)
+        if failed is None:
+            await ticket.durable()
+        for call in calls:
+            if not call.done():
+                self._watch(self._reject_when_done(call))
+
+    async def _until_failure(self, calls: "list[asyncio.Task[_Answer]]") -> list[_Answer]:
+        """Return the answers so far, as soon as one of them is a failure, or when all are there."""
+        pending = set(calls)
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if any(isinstance(call.result(), RolloutFailed) for call in done):
+                break
+        return [call.result() for call in calls if call.done()]
+
+    # ---- attempts -----------------------------------------------------------------------------------------------
+
+    async def _dispatch(self, group_id: int, generations: list[int]) -> tuple[SiblingDispatched, ...]:
+        """Record the next attempt of siblings, durably, before any worker hears of it."""
+        runtime = self._runtime
+        async with runtime.barrier.cut("dispatch") as cut:
+            group = self._live(group_id)
+            if group is None:
+                return ()
+            assignments = [
+                decide.Assignment(
+                    generation,
+                    runtime.pool.assign(),
+                    sibling_seed(
+                        runtime.config.seed, group_id, generation, group.siblings[generation].data_failures
+                    ),
+                )
+                for generation in generations
+            ]
+            dispatched = decide.dispatch_siblings(runtime.projection, group_id, assignments)
+            ticket = runtime.ledger.commit(cut, *dispatched)
+        await ticket.durable()
+        return dispatched
+
+    async def _call(self, event: SiblingDispatched) -> _Answer:
+        """Have a worker run an attempt. What goes wrong is an answer too."""
+        runtime = self._runtime
+        order = RolloutOrder(
+            group_id=event.group_id,
+            generation=event.generation,
+            attempt=event.attempt,
+            prompt=runtime.projection.groups[event.group_id].prompt,
+            seed=event.seed,
+        )
+        call = asyncio.ensure_future(runtime.pool.run(event.worker, order))
+        timeout_s = runtime.config.rollout.sibling_timeout_s
+        try:
+            done, _ = await asyncio.wait({call}, timeout=timeout_s)
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        if not done:
+            self._watch(self._reject_when_done(call))
+            return _failed(order, Reason.TIMEOUT, f"no answer from {event.worker} in {timeout_s:g} s")
+        try:
+            return call.result()
+        except WorkerLostError as error:
+            return _failed(order, Reason.WORKER_LOST, str(error))
+        except DataPlaneError as error:
+            return _failed(order, Reason.INFRASTRUCTURE_FAILURE, str(error))
+
+    def _give_up(self, cut: Cut, failed: RolloutFailed) -> None:
+        """Supersede a failed attempt; park the group when the sibling's budget is spent."""
+        group = self._live(failed.group_id)
+        if group is None:
+            return
+        sibling = group.siblings[failed.generation]
+        if not sibling.running or sibling.attempt != failed.attempt:
+            return
+        events: tuple[Event, ...] = decide.supersede_attempt(
+            self._runtime.projection, failed.group_id, failed.generation, failed.reason, failed.detail
+        )
+        if decide.retry_budget_spent(group, sibling, failed.reason):
+            detail = f"generation {failed.generation}: {failed.reason}: {failed.detail}"[:500]
+            parked = GroupParked(group_id=failed.group_id, reason=Reason.RETRY_BUDGET, detail=detail)
+            events = (*events, parked)
+        self._runtime.ledger.commit(cut, *events)
+
+    async def _back_off(self, group: GroupState, generations: list[int]) -> None:
+        settings = self._runtime.config.supervision
+        siblings = [group.siblings[generation] for generation in generations]
+        failures = max(s.infrastructure_failures + s.data_failures for s in siblings)
+        if failures:
+            pause_s = settings.retry_backoff_s * 2 ** (failures - 1)
+            await self._runtime.sleep(min(pause_s, settings.max_retry_backoff_s))
+
+    # ---- late results -------------------------------------------------------------------------------------------
+
+    def _watch(self, late: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(late)
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+
+    async def _reject_when_done(self, call: "asyncio.Future[_Answer]") -> None:
+        """Wait for the answer of an attempt that was given up, and record that it is not used."""
+        try:
+            answer = await call
+        except (WorkerLostError, DataPlaneError):
+            return  # it never answered: there is no result to reject
+        if isinstance(answer, SiblingSealed):
+            async with self._runtime.barrier.cut("reject") as cut:
+                await self._reject(cut, answer)
+
+    async def _reject(self, cut: Cut, answer: SiblingSealed) -> None:
+        outcome, events = decide.seal_sibling(self._runtime.projection, answer)
+        if outcome is decide.SealOutcome.LATE:
+            self._runtime.ledger.commit(cut, *events)
+            await self._clear_rejected(cut, answer)
+
+    async def _clear_rejected(self, cut: Cut, answer: SiblingSealed) -> None:
+        calls = answer.receipt.calls if answer.receipt is not None else ()
+        identity = (answer.group_id, answer.generation, answer.attempt)
+        keys = [staging_key(*identity, call.call) for call in calls]
+        await self._runtime.data_plane.clear(Partition.STAGING, keys, cut)
+
+    # ---- finalize -----------------------------------------------------------------------------------------------
+
+    async def _finalize(self, group_id: int, failures: int) -> int:
+        """Publish a group's canonical rows. Returns how often in a row the finalizer has failed."""
+        runtime = self._runtime
+        async with runtime.barrier.cut("finalize") as cut:
+            group = self._live(group_id)
+            if group is None:
+                return failures
+            ticket = runtime.ledger.commit(cut, FinalizeStarted(group_id=group_id))
+        await ticket.durable()
+        sealed = tuple(s.sealed for _, s in sorted(group.siblings.items()) if s.sealed is not None)
+        order = FinalizeOrder(group_id=group_id, prompt=group.prompt, siblings=sealed)
+        # Outside of any cut: a checkpoint must not wait for a remote call.
+        try:
+            async with asyncio.timeout(runtime.config.data_plane.call_timeout_s):
+                answer = await runtime.finalizer.finalize(order)
+        except (WorkerLostError, DataPlaneError, TimeoutError) as error:
+            # The outcome is unknown. Canonical keys follow from identity, so driving it again publishes the same rows.
+            if failures >= runtime.config.rollout.max_infrastructure_retries:
+                async with runtime.barrier.cut("park") as cut:
+                    detail = f"the finalizer failed {failures + 1} times: {error}"[:500]
+                    event = GroupParked(group_id=group_id, reason=Reason.RETRY_BUDGET, detail=detail)
+                    runtime.ledger.commit(cut, event)
+                return failures
+            await runtime.sleep(runtime.config.supervision.retry_backoff_s * 2**failures)
+            return failures + 1
+        async with runtime.barrier.cut("finalized") as cut:
+            if isinstance(answer, FinalizeRejected):
+                self._reject_finalize(cut, answer)
+                return 0
+            valid = sum(result.validity is Validity.VALID for result in sealed) / len(sealed)
+            finalized = GroupFinalized(group_id=group_id, rows=answer, valid_fraction=valid)
+            await runtime.ledger.commit(cut, finalized).durable()
+            # Durable first: the staged rows are the group's only ones until the log says that the canonical ones are.
+            await clear_group_rows(runtime, cut, [group], Reason.FINALIZED)
+            if valid < runtime.config.rollout.min_valid_fraction_per_group:
+                detail = f"{valid:.3f} of its siblings are valid"
+                dropped = GroupDropped(group_id=group_id, reason=Reason.LOW_VALID_FRACTION, detail=detail)
+                runtime.ledger.commit(cut, dropped)
+                await clear_group_rows(runtime, cut, [group], Reason.LOW_VALID_FRACTION)
+        return 0
+
+    def _reject_finalize(self, cut: Cut, answer: FinalizeRejected) -> None:
+        failed = FinalizeFailed(group_id=answer.group_id, reason=answer.reason, detail=answer.detail[:500])
+        superseded = decide.supersede_attempt(
+            self._runtime.projection, answer.group_id, answer.generation, answer.reason, answer.detail
+        )
+        self._runtime.ledger.commit(cut, failed, *superseded)
+
+
+def _failed(order: RolloutOrder, reason: Reason, detail: str) -> RolloutFailed:
+    return RolloutFailed(
+        group_id=order.group_id,
+        generation=order.generation,
+        attempt=order.attempt,
+        reason=reason,
+        detail=detail,
+    )

@@ -1,0 +1,178 @@
+"""Starting a run from the command line: checks first, then Ray, then the controller actor, then watching it."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayTaskError
+
+from kinlog.controller.ray_parts import RayParts
+from kinlog.controller.single_controller import RunStatus, SingleController
+from kinlog.lineage.log import lock_log
+from kinlog.lineage.run_directory import RunDirectory
+from kinlog.replay.report import RecoveryReport, render_report
+from kinlog.replay.restore import verify_run
+from kinlog.schemas.config import RunConfig, load_config
+from kinlog.schemas.errors import KinlogError, RunExistsError, RunNotFoundError, WorkerLostError
+from kinlog.schemas.orders import TrainMetrics
+from kinlog.workers.data_plane import TQ_ENVIRONMENT, required_cpus
+
+__all__ = ["train", "ControllerActor"]
+
+_OBJECT_STORE_BYTES = 256 * 1024 * 1024
+_POLL_S = 0.5
+
+
+class ControllerActor:
+    """The controller's process: a Ray actor that owns the data plane and the log."""
+
+    def __init__(self, config: RunConfig, directory: Path) -> None:
+        self._lines: list[str] = []
+        self._controller = SingleController(
+            config,
+            RunDirectory(directory),
+            RayParts(config),
+            on_step=self._on_step,
+            on_checkpoint=self._on_checkpoint,
+        )
+
+    async def start(self) -> None:
+        await self._controller.start()
+
+    async def resume(self) -> RecoveryReport:
+        return await self._controller.resume()
+
+    async def run(self) -> None:
+        await self._controller.run()
+
+    async def news(self) -> tuple[list[str], RunStatus]:
+        """Return what happened since the last call, line by line, and a glance at the run."""
+        lines, self._lines = self._lines, []
+        return lines, self._controller.status()
+
+    async def close(self, *, cleanly: bool) -> None:
+        await self._controller.close(cleanly=cleanly)
+
+    def _on_step(self, metrics: TrainMetrics) -> None:
+        status = self._controller.status()
+        alive = ", ".join(f"{count} {phase}" for phase, count in status.phases.items())
+        self._lines.append(
+            f"step {metrics.train_step:4d}/{status.max_steps}  reward {metrics.mean_raw_reward:6.3f} "
+            f"(shaped {metrics.mean_shaped_reward:6.3f})  loss {metrics.loss:+.4f}  "
+            f"groups: {status.drawn} drawn, {status.applied} applied, {status.dropped} dropped, {alive or 'none'} alive"
+        )
+
+    def _on_checkpoint(self, name: str, seconds: float, held_s: float) -> None:
+        self._lines.append(f"checkpoint {name} in {seconds:.2f} s, of which {held_s:.2f} s held everything")
+
+
+def train(config_path: Path, *, resume: bool, run_dir: Path | None = None) -> int:
+    """Start a run, or resume it, and watch it to its end. Prints progress. Returns the exit code.
+
+    Parameters
+    ----------
+    config_path:
+        The YAML configuration.
+    resume:
+        Go on from wherever the run died.
+    run_dir:
+        Where the run lives; by default the configuration's ``run_dir``.
+
+    Raises
+    ------
+    KinlogError
+        The run cannot be started, or failed.
+    """
+    config = load_config(config_path)
+    RayParts(config)  # what the dataset's settings get wrong is said before anything is started
+    directory = RunDirectory((run_dir or Path(config.run_dir)).resolve())
+    if resume:
+        # A damaged run, or one in use, must be refused in seconds: before a cluster is built.
+        if not directory.log.is_dir():
+            raise RunNotFoundError(f"{directory.path} holds no run: check the path, or start one without --resume")
+        lock_log(directory.log).release()
+        scan = verify_run(directory)
+        _say(f"run {scan.run_id} in {directory.path}: log verified up to seq {scan.end.seq}")
+    elif directory.log.exists():
+        raise RunExistsError(
+            f"{directory.path} already holds a run. Go on with it (--resume), or choose another directory (--run-dir)."
+        )
+    with _ray_cluster(config):
+        actor: Any = (
+            ray.remote(ControllerActor).options(num_cpus=0, max_concurrency=64).remote(config, directory.path)
+        )
+        return _watch(actor, resume=resume)
+
+
+def _watch(actor: Any, *, resume: bool) -> int:
+    cleanly = False
+    try:
+        if resume:
+            report = _get(actor.resume.remote())
+            _say(render_report(report))
+        else:
+            _get(actor.start.remote())
+        _say("training")
+        running = actor.run.remote()
+        done: list[Any] = []
+        while not done:
+            done, _ = ray.wait([running], timeout=_POLL_S)
+            lines, _ = _get(actor.news.remote())
+            for line in lines:
+                _say(line)
+        _get(running)
+        cleanly = True
+        return 0
+    finally:
+        _quietly(lambda: _get(actor.close.remote(cleanly=cleanly), timeout_s=60.0))
+
+
+def _get(reference: Any, timeout_s: float | None = None) -> Any:
+    """Return an actor's answer, and raise what it raised as itself, without Ray's traceback around it."""
+    try:
+        return ray.get(reference, timeout=timeout_s)
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, KinlogError):
+            raise cause from None
+        raise
+    except ray.exceptions.RayActorError as error:
+        raise WorkerLostError(
+            "the controller died. Resume the run: nothing sealed before the last checkpoint is lost."
+        ) from error
+
+
+@contextmanager
+def _ray_cluster(config: RunConfig) -> Iterator[None]:
+    began = time.perf_counter()
+    ray.init(
+        num_cpus=required_cpus(config.data_plane) + 1,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": dict(TQ_ENVIRONMENT)},
+    )
+    _say(f"Ray started in {time.perf_counter() - began:.1f} s")
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _quietly(action: Callable[[], object]) -> None:
+    """Clean up without masking the failure that is on its way to the user."""
+    failing = sys.exc_info()[0] is not None
+    try:
+        action()
+    except Exception as error:
+        if not failing:
+            raise
+        _say(f"while closing: {error!r}")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - this module is the command's output

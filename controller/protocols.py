@@ -1,0 +1,146 @@
+"""What the controller asks of its workers. Real ones live in ``kinlog.workers``, and ``launch`` puts them in."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from kinlog.lineage.ledger import Cut
+from kinlog.schemas.events import CanonicalRowRef, SiblingSealed
+from kinlog.schemas.orders import (
+    FinalizeOrder,
+    FinalizeRejected,
+    RolloutFailed,
+    RolloutOrder,
+    TrainMetrics,
+    TrainOrder,
+)
+from kinlog.schemas.reasons import Partition
+from kinlog.schemas.rows import RowTag
+
+__all__ = ["Dataset", "DatasetItem", "DataPlane", "RolloutPool", "Finalizer", "Trainer", "Workers", "Parts"]
+
+
+class DatasetItem(Protocol):
+    """A row of the dataset, as far as the controller needs it."""
+
+    @property
+    def sample_id(self) -> str: ...
+    @property
+    def task_name(self) -> str: ...
+    @property
+    def agent_name(self) -> str: ...
+    @property
+    def content_digest(self) -> bytes: ...
+
+
+class Dataset(Protocol):
+    """A map-style dataset."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest (hex) of its definition."""
+        ...
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, sample_index: int, /) -> DatasetItem: ...
+
+    def resolve(self, sample_id: str) -> DatasetItem:
+        """Return the row of that name, or raise ``DatasetError``."""
+        ...
+
+
+class DataPlane(Protocol):
+    """The owner's side of the data plane."""
+
+    @property
+    def num_storage_units(self) -> int: ...
+
+    async def list_rows(self, partition: Partition) -> Mapping[str, RowTag]:
+        """Return the visible rows."""
+        ...
+
+    async def clear(self, partition: Partition, keys: Iterable[str], cut: Cut) -> int:
+        """Remove rows; absent ones are passed over. Returns how many were there."""
+        ...
+
+    async def save(self, directory: Path, metadata: Mapping[str, str | int], *, timeout_s: float) -> None: ...
+    async def load(self, directory: Path, *, timeout_s: float) -> None: ...
+    async def ping(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+class RolloutPool(Protocol):
+    """The generation workers."""
+
+    def assign(self) -> str:
+        """Return the name of the worker that the next rollout should go to."""
+        ...
+
+    async def run(self, worker: str, order: RolloutOrder) -> SiblingSealed | RolloutFailed:
+        """Run one attempt. Its rows are staged, and acknowledged, before this returns.
+
+        Raises
+        ------
+        WorkerLostError
+            The worker died.
+        """
+        ...
+
+    async def probe(self) -> None:
+        """Raise unless every worker answers."""
+        ...
+
+
+class Finalizer(Protocol):
+    """Turns staged rows into canonical ones. Idempotent: keys follow from identity."""
+
+    async def finalize(self, order: FinalizeOrder) -> tuple[CanonicalRowRef, ...] | FinalizeRejected:
+        """Verify, build and put the group's canonical rows, before this returns.
+
+        Raises
+        ------
+        WorkerLostError
+            The worker died: the outcome is unknown, and asking again is safe.
+        """
+        ...
+
+    async def probe(self) -> None: ...
+
+
+class Trainer(Protocol):
+    """The optimizer, and the publication of its weights to the generation workers."""
+
+    async def step(self, order: TrainOrder) -> TrainMetrics: ...
+
+    async def publish(self, weight_version: int) -> None:
+        """Give the generation workers the current weights, as this version."""
+        ...
+
+    async def save(self, directory: Path) -> None: ...
+    async def load(self, directory: Path) -> None: ...
+    async def probe(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The workers of a running controller."""
+
+    pool: RolloutPool
+    finalizer: Finalizer
+    trainer: Trainer
+
+
+class Parts(Protocol):
+    """Makes what a controller runs on: the one seam between it and the training stack."""
+
+    @property
+    def dataset(self) -> Dataset: ...
+
+    async def start_data_plane(self) -> DataPlane:
+        """Start an empty data plane, owned by this process."""
+        ...
+
+    async def start_workers(self) -> Workers:
+        """Start the workers, attached to the data plane."""
+        ...

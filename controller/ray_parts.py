@@ -1,0 +1,48 @@
+"""The real parts of a run: TransferQueue and Ray actors. With ``launch``, the only place that names ``kinlog.workers``."""
+
+import ray
+
+from kinlog.controller.protocols import Workers
+from kinlog.schemas.config import RunConfig
+from kinlog.workers.data_plane import DataPlane
+from kinlog.workers.finalizer_worker import FinalizerWorker
+from kinlog.workers.ray_adapters import RayFinalizer, RayRolloutPool, RayTrainer, RevivedActor
+from kinlog.workers.rollout_worker import RolloutWorker
+from kinlog.workers.tasks import TaskMixture
+from kinlog.workers.trainer_worker import TrainerWorker
+
+__all__ = ["RayParts"]
+
+
+class RayParts:
+    """Makes a run's parts inside the process that owns them."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self.dataset = TaskMixture(config.dataset)
+
+    async def start_data_plane(self) -> DataPlane:
+        return await DataPlane.start(self._config.data_plane)
+
+    async def start_workers(self) -> Workers:
+        # The workers' logical CPUs are not counted: Ray would not start more of them than there are cores, and most of
+        # them wait most of the time.
+        restarted = {"num_cpus": 0, "max_restarts": -1}
+        pool = RayRolloutPool(
+            [
+                RevivedActor(
+                    f"generation-{number}",
+                    ray.remote(RolloutWorker).options(**restarted).remote(self._config),
+                )
+                for number in range(self._config.generation.num_workers)
+            ]
+        )
+        finalizer = RevivedActor(
+            "finalizer", ray.remote(FinalizerWorker).options(**restarted).remote(self._config)
+        )
+        # A trainer that is restarted would go on from random weights: it is not.
+        trainer = RevivedActor("trainer", ray.remote(TrainerWorker).options(num_cpus=0).remote(self._config))
+        await pool.prepare()
+        await finalizer.prepare()
+        await trainer.prepare()
+        return Workers(pool, RayFinalizer(finalizer), RayTrainer(trainer, pool))

@@ -1,0 +1,190 @@
+"""Restart: choose a checkpoint, load it, compare it with lineage, plan, and only then write.
+
+Until the plan stands, nothing of the run is changed: a refusal leaves everything as it was.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from kinlog.controller.checkpoint import DATA_PLANE_NAME
+from kinlog.controller.prompt_source import PromptSource
+from kinlog.controller.protocols import DataPlane
+from kinlog.controller.runtime import Runtime, rows_cleared_events
+from kinlog.controller.samplers import Sampler
+from kinlog.lineage.ledger import Cut
+from kinlog.lineage.log import LogScan
+from kinlog.lineage.run_directory import RunDirectory
+from kinlog.lineage.state import Projection
+from kinlog.replay.inventory import Inventory
+from kinlog.replay.plan import RecoveryPlan, RecoveryPolicy, plan_recovery
+from kinlog.replay.projection import SNAPSHOT_NAME, project, read_snapshot
+from kinlog.replay.restore import RestorePoint, restore_points, restored_projection
+from kinlog.schemas.config import RunConfig
+from kinlog.schemas.errors import CheckpointError, ConfigError, DataPlaneError
+from kinlog.schemas.events import Event
+from kinlog.schemas.manifest import Manifest
+from kinlog.schemas.reasons import Granularity, Partition, Reason
+
+__all__ = ["Restored", "PhaseTimes", "restore_data_plane", "carry_out", "commit_in_frames"]
+
+#: Events of one frame when a plan is written: a restart of many groups is many frames.
+_EVENTS_PER_FRAME = 1024
+
+
+class PhaseTimes:
+    """Seconds by phase of a restart, for the report."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.perf_counter) -> None:
+        self._clock_s = clock_s
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        started = self._clock_s()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + self._clock_s() - started
+
+
+class Restored(NamedTuple):
+    """What a restart found and decided, before it has written anything."""
+
+    point: RestorePoint
+    projection: Projection
+    """The whole log folded, as of its end."""
+    rolled_back: Projection
+    """The same with the trainer's effects rolled back: what the plan was made from."""
+    snapshot: Projection
+    """A projection to fold the next snapshot from."""
+    data_plane: DataPlane
+    plan: RecoveryPlan
+
+
+async def restore_data_plane(
+    config: RunConfig,
+    directory: RunDirectory,
+    scan: LogScan,
+    *,
+    start_data_plane: Callable[[], Awaitable[DataPlane]],
+    prompts: PromptSource,
+    sampler: Sampler,
+    dataset_fingerprint: str,
+    times: PhaseTimes,
+) -> Restored:
+    """Load the best restore point, and plan the recovery.
+
+    Raises
+    ------
+    CheckpointError
+        No checkpoint can be loaded, and the start of the run is out of reach.
+    RowsMissingError
+        Promised rows are missing, and the policy is to refuse.
+    DatasetError, ConfigError
+        A live group's prompt is not what it was, or the configuration cannot run what is alive.
+    """
+    failed: list[str] = []
+
+    def incompatible(manifest: Manifest) -> str:
+        return _incompatible(manifest, config, dataset_fingerprint)
+
+    for point in restore_points(directory, scan, incompatible=incompatible):
+        with times.phase("data plane start"):
+            data_plane = await start_data_plane()
+        try:
+            if point.path is not None:
+                with times.phase("data plane load"):
+                    await data_plane.load(
+                        point.path / DATA_PLANE_NAME, timeout_s=config.checkpointing.timeout_s
+                    )
+        except DataPlaneError as error:
+            # Loading is not transactional: what is in there now may be other rows' data. Start again, one older.
+            await data_plane.close()
+            failed.append(str(error))
+            continue
+        try:
+            return await _plan(config, scan, point, data_plane, prompts, sampler, times)
+        except BaseException:
+            await data_plane.close()
+            raise
+    raise CheckpointError(
+        f"no checkpoint in {directory.checkpoints} can be loaded, and the log has forgotten groups of the steps before "
+        f"the oldest one: {'; '.join(failed) or 'none is usable'}. Restore a checkpoint directory."
+    )
+
+
+def _incompatible(manifest: Manifest, config: RunConfig, dataset_fingerprint: str) -> str:
+    differences = [
+        f"{name}: expected {expected}, found {found}"
+        for name, expected, found in (
+            ("data_plane.num_storage_units", config.data_plane.num_storage_units, manifest.num_storage_units),
+            ("dataset fingerprint", dataset_fingerprint, manifest.dataset_fingerprint),
+        )
+        if expected != found
+    ]
+    return "; ".join(differences)
+
+
+async def _plan(
+    config: RunConfig,
+    scan: LogScan,
+    point: RestorePoint,
+    data_plane: DataPlane,
+    prompts: PromptSource,
+    sampler: Sampler,
+    times: PhaseTimes,
+) -> Restored:
+    with times.phase("replay"):
+        projection = project(scan, point.snapshot)
+        restored = restored_projection(projection, point)
+        snapshot = Projection()
+        if point.path is not None and point.manifest is not None:
+            # Read again: the first one has been folded to the end of the log.
+            snapshot = read_snapshot(point.path / SNAPSHOT_NAME, point.manifest.projection_digest)
+    with times.phase("check prompts"):
+        for group in restored.live_groups():
+            prompts.check(group.prompt)
+            whole = group.granularity is Granularity.PROMPT_GROUP
+            if whole and group.num_generations > config.rollout.max_inflight_siblings:
+                raise ConfigError(
+                    f"rollout.max_inflight_siblings is {config.rollout.max_inflight_siblings}, and group "
+                    f"{group.group_id} of granularity prompt_group runs {group.num_generations} siblings at once"
+                )
+    with times.phase("inventory"):
+        inventory = Inventory(
+            dict(await data_plane.list_rows(Partition.STAGING)),
+            dict(await data_plane.list_rows(Partition.TRAINING)),
+        )
+    with times.phase("plan"):
+        plan = plan_recovery(
+            restored,
+            inventory,
+            checkpoint=point.name,
+            promised=point.manifest.position if point.manifest is not None else None,
+            policy=RecoveryPolicy(
+                missing_rows=config.rollout_recovery.missing_rows,
+                future_weights=config.rollout_recovery.future_weights,
+            ),
+            is_stale=lambda group: sampler.is_stale(restored, group),
+        )
+    return Restored(point, projection, restored, snapshot, data_plane, plan)
+
+
+async def carry_out(runtime: Runtime, cut: Cut, plan: RecoveryPlan) -> None:
+    """Record a plan, durably, then clear the rows that nobody refers to."""
+    await commit_in_frames(runtime, cut, plan.events())
+    for partition, rows in plan.unreferenced.items():
+        if rows:
+            group_ids = sorted({group_id for group_id in rows.values() if group_id >= 0})
+            events = rows_cleared_events(partition, Reason.UNREFERENCED, len(rows), group_ids)
+            await commit_in_frames(runtime, cut, events)
+            await runtime.data_plane.clear(partition, rows, cut)
+
+
+async def commit_in_frames(runtime: Runtime, cut: Cut, events: tuple[Event, ...]) -> None:
+    """Record any number of events, and wait until the last is durable."""
+    for start in range(0, len(events), _EVENTS_PER_FRAME):
+        ticket = runtime.ledger.commit(cut, *events[start : start + _EVENTS_PER_FRAME])
+    await ticket.durable()

@@ -1,0 +1,73 @@
+"""The rollout pump: draws prompts as sampler and permits allow, and has every live group driven."""
+
+import asyncio
+
+from kinlog.controller.group_driver import GroupDriver
+from kinlog.controller.runtime import Runtime
+from kinlog.controller.samplers import Draw
+from kinlog.lineage import decide
+from kinlog.schemas.events import DatasetExhausted, GroupAdmitted, RetryBudget
+
+__all__ = ["RolloutPump"]
+
+
+class RolloutPump:
+    """Keeps groups coming until training has enough, or the dataset is exhausted."""
+
+    def __init__(self, runtime: Runtime, driver: GroupDriver) -> None:
+        self._runtime = runtime
+        self._driver = driver
+
+    async def run(self) -> None:
+        """Drive restored groups and fresh ones side by side. Returns when nothing is left to draw or to drive."""
+        async with asyncio.TaskGroup() as groups:
+            for group in list(self._runtime.projection.live_groups()):
+                groups.create_task(self._driver.drive(group.group_id))
+            while (group_id := await self._draw()) is not None:
+                groups.create_task(self._driver.drive(group_id))
+
+    async def _draw(self) -> int | None:
+        """Reserve the next group, durably; ``None`` when there will be no more."""
+        runtime = self._runtime
+        while True:
+            # Two phases: wait outside of any cut, then decide inside one, where nothing can have changed since.
+            if await runtime.changes.wait_for(self._may_draw) is _ENOUGH:
+                return None
+            async with runtime.barrier.cut("reserve") as cut:
+                draw = self._may_draw()
+                if not isinstance(draw, Draw):
+                    continue
+                p = runtime.projection
+                prompt = runtime.prompts.draw(p.draw_cursor)
+                if prompt is None:
+                    runtime.ledger.commit(cut, DatasetExhausted(draw_cursor=p.draw_cursor))
+                    return None
+                settings, recovery = runtime.config.rollout, runtime.config.rollout_recovery
+                reserved = decide.reserve_group(
+                    p,
+                    prompt=prompt,
+                    num_generations=settings.num_generations,
+                    granularity=recovery.resolve(agent_name=prompt.agent_name, task_name=prompt.task_name),
+                    retry_budget=RetryBudget(settings.max_infrastructure_retries, settings.max_data_retries),
+                    train_step=draw.train_step,
+                )
+                ticket = runtime.ledger.commit(cut, reserved, GroupAdmitted(group_id=reserved.group_id))
+            await ticket.durable()
+            return reserved.group_id
+
+    def _may_draw(self) -> "Draw | _Enough | None":
+        p, trainer = self._runtime.projection, self._runtime.config.trainer
+        steps_left = trainer.max_steps - p.train_step
+        if steps_left <= 0 or p.exhausted:
+            return _ENOUGH
+        alive = p.alive_total
+        if alive >= min(self._runtime.config.rollout.max_live_groups, steps_left * trainer.groups_per_step):
+            return None
+        return self._runtime.sampler.may_draw(p)
+
+
+class _Enough:
+    """Nothing more will be drawn in this life of the run."""
+
+
+_ENOUGH = _Enough()

@@ -1,0 +1,84 @@
+"""What the parts of a running controller share."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from kinlog.controller.barrier import Barrier
+from kinlog.controller.changes import Changes
+from kinlog.controller.prompt_source import PromptSource
+from kinlog.controller.protocols import DataPlane, Finalizer, RolloutPool, Trainer
+from kinlog.controller.samplers import Sampler
+from kinlog.controller.worker_budget import WorkerBudget
+from kinlog.lineage.ledger import Cut, Ledger
+from kinlog.lineage.run_directory import RunDirectory
+from kinlog.lineage.state import GroupPhase, GroupState, Projection
+from kinlog.replay.inventory import canonical_rows, staged_rows
+from kinlog.schemas.config import RunConfig
+from kinlog.schemas.events import Event, RowsCleared
+from kinlog.schemas.reasons import Partition, Reason
+
+__all__ = ["Runtime", "clear_group_rows", "rows_cleared_events"]
+
+#: Groups named by one ``rows_cleared`` event: an event stays small.
+_GROUPS_PER_EVENT = 400
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Runtime:
+    """The parts of a running controller. They are made once, at start, and never exchanged."""
+
+    config: RunConfig
+    directory: RunDirectory
+    ledger: Ledger
+    barrier: Barrier
+    changes: Changes
+    budget: WorkerBudget
+    prompts: PromptSource
+    sampler: Sampler
+    data_plane: DataPlane
+    pool: RolloutPool
+    finalizer: Finalizer
+    trainer: Trainer
+    clock_us: Callable[[], int]
+    sleep: Callable[[float], Awaitable[None]] = field(default=asyncio.sleep)
+
+    @property
+    def projection(self) -> Projection:
+        return self.ledger.projection
+
+
+async def clear_group_rows(runtime: Runtime, cut: Cut, groups: list[GroupState], reason: Reason) -> None:
+    """Record, then remove, all rows of groups that no longer need them."""
+    keys: dict[Partition, list[str]] = {Partition.STAGING: [], Partition.TRAINING: []}
+    for group in groups:
+        keys[Partition.TRAINING] += canonical_rows(group)
+        for sibling in group.siblings.values():
+            keys[Partition.STAGING] += staged_rows(group, sibling)
+    if reason is Reason.FINALIZED:
+        keys[Partition.TRAINING] = []
+    elif all(
+        group.phase in (GroupPhase.FINALIZED, GroupPhase.CLAIMED, GroupPhase.APPLIED) for group in groups
+    ):
+        keys[Partition.STAGING] = []  # were cleared when the group was finalized
+    group_ids = [group.group_id for group in groups]
+    for partition, partition_keys in keys.items():
+        if partition_keys:
+            events = rows_cleared_events(partition, reason, len(partition_keys), group_ids)
+            await runtime.ledger.commit(cut, *events).durable()
+            await runtime.data_plane.clear(partition, partition_keys, cut)
+
+
+def rows_cleared_events(
+    partition: Partition, reason: Reason, num_rows: int, group_ids: list[int]
+) -> tuple[Event, ...]:
+    """Return the events for clearing rows of many groups; the count is the first one's."""
+    chunks = [group_ids[i : i + _GROUPS_PER_EVENT] for i in range(0, len(group_ids), _GROUPS_PER_EVENT)] or [
+        []
+    ]
+    return tuple(
+        RowsCleared(
+            partition=partition, reason=reason, num_rows=num_rows if place == 0 else 0, group_ids=tuple(chunk)
+        )
+        for place, chunk in enumerate(chunks)
+    )

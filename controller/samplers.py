@@ -1,0 +1,133 @@
+"""Samplers: how far generation runs ahead of training, and which groups a step takes.
+
+Each decision is a pure function of the projection, so a sampler has no state to save, and restores after any history.
+Admission is in two phases: wait outside a cut until :meth:`Sampler.may_draw` says yes, then ask again inside the cut
+that reserves.
+"""
+
+from collections import Counter
+from typing import NamedTuple, Protocol
+
+from kinlog.lineage.state import GroupPhase, GroupState, Projection
+from kinlog.schemas.settings import SamplerSettings
+
+__all__ = ["Draw", "Sampler", "InOrder", "Windowed", "WeightFifo", "build_sampler"]
+
+
+class Draw(NamedTuple):
+    """Permission to draw one group."""
+
+    train_step: int | None
+    """The step that the group is drawn for, where the sampler fixes one."""
+
+
+class Sampler(Protocol):
+    """Decides about drawing and selecting."""
+
+    def may_draw(self, p: Projection) -> Draw | None:
+        """Return how the next group may be drawn now, ``None`` to wait. Permits are the buffer's business."""
+        ...
+
+    def select(self, p: Projection) -> tuple[int, ...] | None:
+        """Return the groups of the next step, in order, ``None`` to wait for more."""
+        ...
+
+    def is_stale(self, p: Projection, group: GroupState) -> bool:
+        """Whether the group must not be trained on any more."""
+        ...
+
+
+def _finalized(p: Projection) -> list[GroupState]:
+    return [group for group in p.live_groups() if group.phase is GroupPhase.FINALIZED]
+
+
+class InOrder:
+    """Every group belongs to a step, and steps are trained in order: the strictest, and the most reproducible.
+
+    A dropped group's place is drawn again.
+    """
+
+    def __init__(self, groups_per_step: int, max_lookahead_versions: int) -> None:
+        self._groups_per_step = groups_per_step
+        self._max_lookahead = max_lookahead_versions
+
+    def may_draw(self, p: Projection) -> Draw | None:
+        taken = Counter(group.train_step for group in p.live_groups())
+        first = p.train_step + 1
+        for step in range(first, first + self._max_lookahead + 1):
+            if taken[step] < self._groups_per_step:
+                return Draw(step)
+        return None
+
+    def select(self, p: Projection) -> tuple[int, ...] | None:
+        ready = [group.group_id for group in _finalized(p) if group.train_step == p.train_step + 1]
+        return tuple(ready) if len(ready) >= self._groups_per_step else None
+
+    def is_stale(self, p: Projection, group: GroupState) -> bool:
+        return group.train_step is not None and group.train_step <= p.train_step
+
+
+class _Bounded:
+    """What ``windowed`` and ``weight_fifo`` share: a bound on staleness, judged by a group's oldest tokens."""
+
+    def __init__(self, groups_per_step: int, max_staleness_versions: int) -> None:
+        self._groups_per_step = groups_per_step
+        self._max_staleness = max_staleness_versions
+
+    def may_draw(self, p: Projection) -> Draw | None:
+        # A group drawn now is trained after all that is alive: more than this ahead, and it would come out stale.
+        ahead = sum(1 for group in p.live_groups() if group.phase is not GroupPhase.CLAIMED)
+        return Draw(None) if ahead < self._groups_per_step * (self._max_staleness + 1) else None
+
+    def is_stale(self, p: Projection, group: GroupState) -> bool:
+        return p.weight_version - group.min_weight_version > self._max_staleness
+
+    def _fresh(self, p: Projection) -> list[GroupState]:
+        return [group for group in _finalized(p) if not self.is_stale(p, group)]
+
+
+class Windowed(_Bounded):
+    """Any finalized group within the staleness window, oldest or freshest first."""
+
+    def __init__(self, groups_per_step: int, max_staleness_versions: int, *, freshest_first: bool) -> None:
+        super().__init__(groups_per_step, max_staleness_versions)
+        self._freshest_first = freshest_first
+
+    def select(self, p: Projection) -> tuple[int, ...] | None:
+        ready = sorted(self._fresh(p), key=lambda group: (group.min_weight_version, group.group_id))
+        if len(ready) < self._groups_per_step:
+            return None
+        if self._freshest_first:
+            ready = ready[-self._groups_per_step :]
+        return tuple(group.group_id for group in ready[: self._groups_per_step])
+
+
+class WeightFifo(_Bounded):
+    """First in, first out by weights: no step overtakes a group that was started under older weights.
+
+    A step waits for unfinished groups of an older version than the newest group it would take.
+    """
+
+    def select(self, p: Projection) -> tuple[int, ...] | None:
+        ready = sorted(self._fresh(p), key=lambda group: (group.weight_version, group.group_id))
+        chosen = ready[: self._groups_per_step]
+        if len(chosen) < self._groups_per_step:
+            return None
+        newest = chosen[-1].weight_version
+        unfinished = {
+            group.weight_version for group in p.live_groups() if group.phase is not GroupPhase.FINALIZED
+        }
+        if any(version < newest for version in unfinished):
+            return None
+        return tuple(group.group_id for group in chosen)
+
+
+def build_sampler(settings: SamplerSettings, *, groups_per_step: int) -> Sampler:
+    """Return the configured sampler."""
+    if settings.name == "in_order":
+        return InOrder(groups_per_step, settings.max_lookahead_versions)
+    if settings.name == "windowed":
+        return Windowed(
+            groups_per_step, settings.max_staleness_versions, freshest_first=settings.freshest_first
+        )
+    return WeightFifo(groups_per_step, settings.max_staleness_versions)

@@ -1,0 +1,309 @@
+"""The single controller: puts a run together, fresh or restored, and runs its pumps until training is done."""
+
+import asyncio
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from importlib.metadata import version as package_version
+
+import msgspec
+
+from kinlog.controller.barrier import Barrier, BarrierCut
+from kinlog.controller.changes import Changes
+from kinlog.controller.checkpoint import TRAINER_NAME, Checkpointer
+from kinlog.controller.group_driver import GroupDriver
+from kinlog.controller.prompt_source import PromptSource
+from kinlog.controller.protocols import DataPlane, Parts, Workers
+from kinlog.controller.recovery import PhaseTimes, Restored, carry_out, restore_data_plane
+from kinlog.controller.rollout_pump import RolloutPump
+from kinlog.controller.runtime import Runtime
+from kinlog.controller.samplers import build_sampler
+from kinlog.controller.supervise import probe_health, supervise, watch_progress
+from kinlog.controller.train_pump import TrainPump
+from kinlog.controller.worker_budget import WorkerBudget
+from kinlog.lineage.ledger import Ledger
+from kinlog.lineage.log import OpenedLog, create_log, lock_log, open_log
+from kinlog.lineage.run_directory import RunDirectory
+from kinlog.lineage.state import Projection
+from kinlog.lineage.store import LocalStore, write_durably
+from kinlog.replay.report import RecoveryReport, build_report
+from kinlog.replay.restore import restored_event, verify_run
+from kinlog.schemas.config import RunConfig, config_digest, dump_config
+from kinlog.schemas.errors import LogWriteError
+from kinlog.schemas.events import RunOpened, WriterClosed, WriterOpened
+from kinlog.schemas.orders import TrainMetrics
+
+__all__ = ["SingleController", "RunStatus"]
+
+
+class RunStatus(msgspec.Struct, frozen=True):
+    """A glance at a running controller, for those who show progress."""
+
+    train_step: int
+    max_steps: int
+    weight_version: int
+    phases: dict[str, int]
+    """Group phase -> live groups."""
+    running_siblings: int
+    sealed_siblings: int
+    """In live groups."""
+    drawn: int
+    applied: int
+    dropped: int
+    sealed_tokens_total: int
+    appended_seq: int
+    durable_seq: int
+
+
+class SingleController:
+    """One life of a run. ``start`` or ``resume`` once, then ``run`` once, then ``close``.
+
+    Parameters
+    ----------
+    config:
+        The run's configuration.
+    directory:
+        Where it lives.
+    parts:
+        Makes data plane and workers.
+    on_step, on_checkpoint:
+        Told of each step, and of each checkpoint with its seconds, and the seconds of them that it held everything.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        parts: Parts,
+        *,
+        on_step: Callable[[TrainMetrics], None] = lambda metrics: None,
+        on_checkpoint: Callable[[str, float, float], None] = lambda name, seconds, held_s: None,
+    ) -> None:
+        self._config = config
+        self._directory = directory
+        self._parts = parts
+        self._on_step = on_step
+        self._on_checkpoint = on_checkpoint
+        self._store = LocalStore()
+        self._version = package_version("kinlog")
+        self._barrier = Barrier()
+        self._changes = Changes()
+        self._prompts = PromptSource(
+            parts.dataset, seed=config.dataset.seed, max_epochs=config.dataset.max_epochs
+        )
+        self._sampler = build_sampler(config.sampler, groups_per_step=config.trainer.groups_per_step)
+        self._opened: OpenedLog | None = None
+        self._data_plane: DataPlane | None = None
+        self._runtime: Runtime | None = None
+        self._checkpointer: Checkpointer | None = None
+
+    async def start(self) -> None:
+        """Begin a new run.
+
+        Raises
+        ------
+        RunExistsError
+            The directory already holds one.
+        """
+        # The log comes last: what fails before it leaves nothing behind.
+        self._data_plane = await self._parts.start_data_plane()
+        workers = await self._parts.start_workers()
+        await workers.trainer.publish(0)
+        run_id = uuid.uuid4().hex[:16]
+        self._opened = create_log(
+            self._directory.log,
+            log_id=uuid.uuid4().hex,
+            run_id=run_id,
+            writer_version=self._version,
+            settings=self._config.log,
+            store=self._store,
+        )
+        self._store.make_directory(self._directory.checkpoints)
+        write_durably(self._store, self._directory.config, dump_config(self._config).encode())
+        self._store.sync_directory(self._directory.path)
+        runtime = self._assemble(self._opened, workers, Projection(), Projection())
+        async with self._barrier.exclusive("start") as cut:
+            run_opened = RunOpened(
+                run_id=run_id,
+                kinlog_version=self._version,
+                config_digest=config_digest(self._config),
+                dataset_fingerprint=self._parts.dataset.fingerprint,
+                seed=self._config.seed,
+            )
+            await runtime.ledger.commit(cut, run_opened, _writer_opened()).durable()
+
+    async def resume(self) -> RecoveryReport:
+        """Go on from wherever the run died, and say what that meant.
+
+        Raises
+        ------
+        RunLockedError, LogDamagedError, CheckpointError, RowsMissingError, DatasetError
+            The run cannot be resumed. Nothing of it was changed.
+        """
+        times = PhaseTimes()
+        lock = lock_log(self._directory.log, store=self._store)
+        try:
+            with times.phase("verify log"):
+                scan = verify_run(self._directory)
+            restored = await restore_data_plane(
+                self._config,
+                self._directory,
+                scan,
+                start_data_plane=self._parts.start_data_plane,
+                prompts=self._prompts,
+                sampler=self._sampler,
+                dataset_fingerprint=self._parts.dataset.fingerprint,
+                times=times,
+            )
+            self._data_plane = restored.data_plane
+            step_before = restored.projection.train_step
+            with times.phase("start workers"):
+                workers = await self._parts.start_workers()
+                if restored.point.path is not None:
+                    await workers.trainer.load(restored.point.path / TRAINER_NAME)
+                await workers.trainer.publish(restored.plan.weight_version)
+        except BaseException:
+            lock.release()
+            raise
+        # From here on the run is written to.
+        self._opened = open_log(
+            self._directory.log,
+            writer_version=self._version,
+            settings=self._config.log,
+            lock=lock,
+            store=self._store,
+        )
+        if self._opened.scan.end != scan.end:
+            raise LogWriteError(
+                f"the log in {self._directory.log} grew from seq {scan.end.seq} to {self._opened.scan.end.seq} while "
+                "it was read: another process writes it. Stop that one, then resume."
+            )
+        runtime = self._assemble(self._opened, workers, restored.projection, restored.snapshot)
+        with times.phase("write plan"):
+            async with self._barrier.exclusive("restore") as cut:
+                await self._write_restart(runtime, cut, restored)
+        manifest = restored.point.manifest
+        return build_report(
+            restored.plan,
+            restored.rolled_back,
+            executed=True,
+            checkpoint_position=manifest.position if manifest is not None else None,
+            skipped=restored.point.skipped,
+            log_end=scan.end,
+            step_before=step_before,
+            quarantined_bytes=sum(event.quarantined_bytes for event in self._opened.repaired),
+            seconds=times.seconds,
+        )
+
+    async def _write_restart(self, runtime: Runtime, cut: BarrierCut, restored: Restored) -> None:
+        assert self._opened is not None
+        events = (_writer_opened(), *self._opened.repaired, restored_event(restored.point))
+        runtime.ledger.commit(cut, *events)
+        await carry_out(runtime, cut, restored.plan)
+
+    def _assemble(
+        self, opened: OpenedLog, workers: Workers, projection: Projection, snapshot: Projection
+    ) -> Runtime:
+        assert self._data_plane is not None
+        runtime = Runtime(
+            config=self._config,
+            directory=self._directory,
+            ledger=Ledger(projection, opened.writer, _clock_us, self._changes.notify),
+            barrier=self._barrier,
+            changes=self._changes,
+            budget=WorkerBudget(self._config.rollout.max_inflight_siblings),
+            prompts=self._prompts,
+            sampler=self._sampler,
+            data_plane=self._data_plane,
+            pool=workers.pool,
+            finalizer=workers.finalizer,
+            trainer=workers.trainer,
+            clock_us=_clock_us,
+        )
+        self._runtime = runtime
+        self._checkpointer = Checkpointer(
+            runtime,
+            self._store,
+            snapshot,
+            run_id=opened.scan.run_id,
+            log_id=opened.scan.log_id,
+            version=self._version,
+            on_saved=self._on_checkpoint,
+        )
+        return runtime
+
+    async def run(self) -> None:
+        """Train to the end. Raises the first failure of the tasks that it consists of, in a fixed order."""
+        assert self._runtime is not None, "start() or resume() comes first"
+        assert self._checkpointer is not None
+        runtime, settings = self._runtime, self._config.supervision
+        driver = GroupDriver(runtime)
+        health = probe_health(
+            [
+                ("data plane", runtime.data_plane.ping),
+                ("generation workers", runtime.pool.probe),
+                ("finalizer", runtime.finalizer.probe),
+                ("trainer", runtime.trainer.probe),
+            ],
+            interval_s=settings.probe_interval_s,
+            timeout_s=settings.probe_timeout_s,
+            max_failed=settings.max_failed_probes,
+            sleep=runtime.sleep,
+        )
+        try:
+            await supervise(
+                [
+                    ("health probe", health),
+                    ("watchdog", watch_progress(runtime, stall_timeout_s=settings.stall_timeout_s)),
+                    ("rollout", RolloutPump(runtime, driver).run()),
+                    ("train", TrainPump(runtime, self._checkpointer, self._on_step).run()),
+                ],
+                until="train",
+            )
+        finally:
+            await driver.close()
+
+    def status(self) -> RunStatus:
+        """Return a glance at the run."""
+        assert self._runtime is not None, "start() or resume() comes first"
+        p, writer = self._runtime.projection, self._runtime.ledger.writer
+        phases: dict[str, int] = {}
+        siblings = [sibling for group in p.live_groups() for sibling in group.siblings.values()]
+        for group in p.live_groups():
+            phases[group.phase.value] = phases.get(group.phase.value, 0) + 1
+        return RunStatus(
+            train_step=p.train_step,
+            max_steps=self._config.trainer.max_steps,
+            weight_version=p.weight_version,
+            phases=phases,
+            running_siblings=sum(sibling.running for sibling in siblings),
+            sealed_siblings=sum(sibling.sealed is not None for sibling in siblings),
+            drawn=p.drawn_total,
+            applied=p.applied_total,
+            dropped=p.dropped_total,
+            sealed_tokens_total=p.sealed_tokens_total,
+            appended_seq=writer.last_seq,
+            durable_seq=writer.acknowledged_seq,
+        )
+
+    async def close(self, *, cleanly: bool) -> None:
+        """Close log and data plane. ``cleanly``: the run ended, and the log says so."""
+        try:
+            if self._opened is not None:
+                if cleanly and self._runtime is not None:
+                    async with self._barrier.exclusive("close") as cut:
+                        self._runtime.ledger.commit(cut, WriterClosed())
+                await asyncio.to_thread(self._opened.close)
+        finally:
+            if self._data_plane is not None:
+                await self._data_plane.close()
+
+
+def _writer_opened() -> WriterOpened:
+    return WriterOpened(host=socket.gethostname(), pid=os.getpid())
+
+
+def _clock_us() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,123 @@
+"""Supervision: the run's long tasks, watched together, and one failure surfaced when several happen."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+from kinlog.controller.runtime import Runtime
+from kinlog.lineage.state import GroupPhase
+from kinlog.schemas.errors import DataPlaneError, StalledError
+
+__all__ = ["supervise", "probe_health", "watch_progress", "first_cause", "describe_waiting"]
+
+
+async def supervise(tasks: Sequence[tuple[str, Coroutine[object, object, None]]], *, until: str) -> None:
+    """Run tasks together until the one named ``until`` returns; then cancel the others.
+
+    The others are watched to the very end, also after one of them has returned: a failure while ``until`` drains is
+    seen. When several have failed by the time anyone looks, the first in the given order is raised, and the others are
+    attached to it as notes. No failure is masked by what cleaning up raises.
+    """
+    running = {asyncio.create_task(coroutine, name=name): name for name, coroutine in tasks}
+    order = [name for name, _ in tasks]
+    pending = set(running)
+    try:
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            failures = {running[task]: error for task in done if (error := task.exception()) is not None}
+            if failures:
+                raise _surface(order, failures)
+            if any(running[task] == until for task in done):
+                return
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+def _surface(order: list[str], failures: dict[str, BaseException]) -> BaseException:
+    names = [name for name in order if name in failures]
+    cause = first_cause(failures[names[0]])
+    cause.add_note(f"raised by the {names[0]} task")
+    for name in names[1:]:
+        cause.add_note(f"the {name} task failed too: {first_cause(failures[name])!r}")
+    return cause
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """Return the first single exception inside nested groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def probe_health(
+    probes: Sequence[tuple[str, Callable[[], Awaitable[None]]]],
+    *,
+    interval_s: float,
+    timeout_s: float,
+    max_failed: int,
+    sleep: Callable[[float], Awaitable[None]],
+) -> None:
+    """Ask every part whether it lives, again and again.
+
+    Raises
+    ------
+    DataPlaneError
+        One of them has failed to answer ``max_failed`` times in a row.
+    """
+    failed = dict.fromkeys((name for name, _ in probes), 0)
+    while True:
+        await sleep(interval_s)
+        for name, probe in probes:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await probe()
+            except Exception as error:
+                failed[name] += 1
+                if failed[name] >= max_failed:
+                    raise DataPlaneError(
+                        f"the {name} failed {max_failed} health probes in a row; the last: {error!r}. "
+                        "Look at its log, then resume the run."
+                    ) from error
+            else:
+                failed[name] = 0
+
+
+async def watch_progress(
+    runtime: Runtime, *, stall_timeout_s: float, clock_s: Callable[[], float] = time.monotonic
+) -> None:
+    """Watch that something is recorded now and then.
+
+    Raises
+    ------
+    StalledError
+        Nothing was, for ``stall_timeout_s``.
+    """
+    last_seq, since = runtime.projection.last_seq, clock_s()
+    while True:
+        await runtime.sleep(min(1.0, stall_timeout_s / 4))
+        if runtime.projection.last_seq != last_seq:
+            last_seq, since = runtime.projection.last_seq, clock_s()
+        elif clock_s() - since >= stall_timeout_s:
+            raise StalledError(
+                f"nothing was recorded for {stall_timeout_s:g} s after seq {last_seq}. {describe_waiting(runtime)}"
+            )
+
+
+def describe_waiting(runtime: Runtime) -> str:
+    """Say what waits for what, from the projection."""
+    p = runtime.projection
+    phases = {phase: [g.group_id for g in p.live_groups() if g.phase is phase] for phase in GroupPhase}
+    running = [
+        f"{group.group_id}/{sibling.generation} attempt {sibling.attempt}"
+        for group in p.live_groups()
+        for sibling in group.siblings.values()
+        if sibling.running
+    ]
+    parts = [f"{phase}: groups {ids[:8]}" for phase, ids in phases.items() if ids]
+    return (
+        f"Step {p.train_step} of {runtime.config.trainer.max_steps}; the next needs "
+        f"{runtime.config.trainer.groups_per_step} finalized groups. {'; '.join(parts) or 'no group is alive'}. "
+        f"Running siblings: {', '.join(running[:8]) or 'none'}."
+    )

@@ -1,0 +1,103 @@
+"""The train pump: selects finalized groups, claims them, steps the optimizer, publishes weights, takes checkpoints."""
+
+from collections.abc import Callable
+
+from kinlog.controller.checkpoint import Checkpointer
+from kinlog.controller.runtime import Runtime, clear_group_rows
+from kinlog.lineage.state import GroupPhase, GroupState
+from kinlog.replay.inventory import canonical_rows
+from kinlog.schemas.events import GroupClaimed, GroupDropped, StepApplied, WeightsPublished
+from kinlog.schemas.orders import TrainMetrics, TrainOrder
+from kinlog.schemas.reasons import CheckpointKind, Reason
+
+__all__ = ["TrainPump"]
+
+
+class TrainPump:
+    """Trains step after step until the configured number, or until nothing is left to train on."""
+
+    def __init__(
+        self, runtime: Runtime, checkpointer: Checkpointer, on_step: Callable[[TrainMetrics], None]
+    ) -> None:
+        self._runtime = runtime
+        self._checkpointer = checkpointer
+        self._on_step = on_step
+
+    async def run(self) -> None:
+        runtime = self._runtime
+        settings = runtime.config.checkpointing
+        while runtime.projection.train_step < runtime.config.trainer.max_steps:
+            group_ids = await self._select()
+            if not group_ids:
+                break
+            await self._step(group_ids)
+            if settings.enabled and runtime.projection.train_step % settings.every_steps == 0:
+                await self._checkpointer.save(CheckpointKind.TRAINER)
+        if settings.enabled and not self._checkpointed():
+            await self._checkpointer.save(CheckpointKind.TRAINER)
+
+    def _checkpointed(self) -> bool:
+        p = self._runtime.projection
+        return any(c.kind is CheckpointKind.TRAINER and c.train_step == p.train_step for c in p.checkpoints)
+
+    async def _select(self) -> tuple[int, ...]:
+        """Claim the next step's groups, and return them in order; none when there will be no more."""
+        runtime = self._runtime
+        while True:
+            await runtime.changes.wait_for(
+                lambda: True if self._stale() or self._selection() is not None else None
+            )
+            async with runtime.barrier.cut("claim") as cut:
+                stale = self._stale()
+                if stale:
+                    for group in stale:
+                        detail = f"weight version {runtime.projection.weight_version}, oldest {group.min_weight_version}"
+                        event = GroupDropped(group_id=group.group_id, reason=Reason.STALE, detail=detail)
+                        runtime.ledger.commit(cut, event)
+                    await clear_group_rows(runtime, cut, stale, Reason.STALE)
+                    continue
+                selected = self._selection()
+                if selected is None:
+                    continue
+                if not selected:
+                    return ()
+                step = runtime.projection.train_step + 1
+                claims = [GroupClaimed(group_id=group_id, train_step=step) for group_id in selected]
+                ticket = runtime.ledger.commit(cut, *claims)
+            await ticket.durable()
+            return selected
+
+    def _stale(self) -> list[GroupState]:
+        p = self._runtime.projection
+        return [
+            group
+            for group in p.live_groups()
+            if group.phase is GroupPhase.FINALIZED and self._runtime.sampler.is_stale(p, group)
+        ]
+
+    def _selection(self) -> tuple[int, ...] | None:
+        p = self._runtime.projection
+        selected = self._runtime.sampler.select(p)
+        if selected is not None or not p.exhausted:
+            return selected
+        live = list(p.live_groups())
+        if all(group.phase is GroupPhase.FINALIZED for group in live):
+            # No prompt is left, and nothing is under way: the last step takes what there is.
+            limit = self._runtime.config.trainer.groups_per_step
+            return tuple(group.group_id for group in live[:limit])
+        return None
+
+    async def _step(self, group_ids: tuple[int, ...]) -> None:
+        runtime = self._runtime
+        p = runtime.projection
+        step = p.train_step + 1
+        keys = tuple(key for group_id in group_ids for key in canonical_rows(p.groups[group_id]))
+        metrics = await runtime.trainer.step(TrainOrder(train_step=step, group_ids=group_ids, row_keys=keys))
+        async with runtime.barrier.cut("apply") as cut:
+            ticket = runtime.ledger.commit(cut, StepApplied(train_step=step, group_ids=group_ids))
+        await ticket.durable()
+        await runtime.trainer.publish(metrics.weight_version)
+        async with runtime.barrier.cut("publish") as cut:
+            event = WeightsPublished(weight_version=metrics.weight_version, train_step=step)
+            runtime.ledger.commit(cut, event)
+        self._on_step(metrics)

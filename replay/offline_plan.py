@@ -1,0 +1,172 @@
+"""What a restart would do, from files only: the log is verified and read, nothing is locked or changed."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from kinlog.lineage.log import LogScan
+from kinlog.lineage.run_directory import RunDirectory
+from kinlog.lineage.state import GroupState, Projection
+from kinlog.replay.checkpoints import find_checkpoints
+from kinlog.replay.inspection import stray_content_bytes
+from kinlog.replay.inventory import Inventory, expected_inventory
+from kinlog.replay.plan import RecoveryPlan, RecoveryPolicy, plan_recovery
+from kinlog.replay.projection import SNAPSHOT_NAME, project, read_snapshot
+from kinlog.replay.report import RecoveryReport, brief_problem, build_report
+from kinlog.replay.restore import RestorePoint, restore_points, restored_projection, verify_run
+from kinlog.schemas.errors import CheckpointError, LogDamagedError, TransitionError
+
+__all__ = ["OfflinePlan", "plan_offline"]
+
+
+class OfflinePlan(NamedTuple):
+    """A plan that was made without a data plane: it takes its content to be what the checkpoint's lineage says."""
+
+    plan: RecoveryPlan
+    report: RecoveryReport
+
+
+def plan_offline(
+    run: RunDirectory,
+    *,
+    policy: RecoveryPolicy,
+    checkpoint: str | None = None,
+    is_stale: Callable[[Projection, GroupState], bool] | None = None,
+    clock_s: Callable[[], float] = time.perf_counter,
+) -> OfflinePlan:
+    """Decide what a restart would do now. Works on the log of a running controller as well.
+
+    Parameters
+    ----------
+    run:
+        The run. It may have no checkpoints.
+    policy:
+        The user's choices.
+    checkpoint:
+        Name of an explicit checkpoint; by default the newest usable one.
+    is_stale:
+        The sampler's judgement of a group, given the restored projection. ``None``: not judged, and the report says so.
+    clock_s:
+        Monotonic seconds, for the report.
+
+    Raises
+    ------
+    LogDamagedError, LogUnsupportedError
+        The log cannot be trusted, or not be read; so would a restart say.
+    CheckpointError
+        The explicit checkpoint cannot be used, or none can and the run cannot begin again from its start.
+    """
+    seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        began_s = clock_s()
+        yield
+        seconds[name] = clock_s() - began_s
+
+    with phase("verify log"):
+        scan = _verify(run)
+    with phase("choose checkpoint"):
+        point = _newest(run, scan) if checkpoint is None else _explicit(run, scan, checkpoint)
+    with phase("replay"):
+        inventory = expected_inventory(point.snapshot) if point.snapshot is not None else Inventory()
+        projection = project(scan, point.snapshot)
+        restored = _restored(projection, point)
+    with phase("plan"):
+        plan = plan_recovery(
+            restored,
+            inventory,
+            checkpoint=point.name,
+            promised=point.manifest.position if point.manifest is not None else None,
+            policy=policy,
+            is_stale=lambda group: is_stale is not None and is_stale(restored, group),
+        )
+    report = build_report(
+        plan,
+        restored,
+        executed=False,
+        checkpoint_position=point.manifest.position if point.manifest is not None else None,
+        skipped=point.skipped,
+        log_end=scan.end,
+        step_before=projection.train_step,
+        quarantined_bytes=sum(stray_content_bytes(stray) for stray in scan.torn + scan.fenced),
+        seconds=seconds,
+        notes=_notes(point, inventory, judged=is_stale is not None),
+    )
+    return OfflinePlan(plan, report)
+
+
+def _verify(run: RunDirectory) -> LogScan:
+    try:
+        return verify_run(run)
+    except LogDamagedError:
+        # A live log grows between the reading of its segments and that of its checkpoints. Damage is there to stay.
+        return verify_run(run)
+
+
+def _newest(run: RunDirectory, scan: LogScan) -> RestorePoint:
+    point = next(restore_points(run, scan), None)
+    if point is not None:
+        return point
+    problems = [f"{name}: {problem}" for name, problem in _problems(run, scan).items()]
+    raise CheckpointError(
+        f"no checkpoint in {run.checkpoints} can be used ({'; '.join(problems) or 'there is none'}), and the log has "
+        "forgotten groups of the first steps, so that the run cannot begin again. Restore a checkpoint directory."
+    )
+
+
+def _explicit(run: RunDirectory, scan: LogScan, name: str) -> RestorePoint:
+    for point in restore_points(run, scan):
+        if point.name == name:
+            return point._replace(skipped=())
+    problems = _problems(run, scan)
+    if name in problems:
+        raise CheckpointError(f"checkpoint {name} cannot be used: {problems[name]}")
+    raise CheckpointError(
+        f"{run.checkpoints} has no checkpoint {name!r}; there are: {', '.join(sorted(problems)) or 'none'}"
+    )
+
+
+def _problems(run: RunDirectory, scan: LogScan) -> dict[str, str]:
+    """Return name -> why it cannot be used, for each checkpoint."""
+    problems = {}
+    for found in find_checkpoints(run.checkpoints, log_id=scan.log_id):
+        problem = found.problem
+        if not problem and found.manifest is not None:
+            try:
+                read_snapshot(found.path / SNAPSHOT_NAME, found.manifest.projection_digest)
+            except CheckpointError as error:
+                problem = str(error)
+        problems[found.path.name] = brief_problem(found.path.name, problem)
+    return problems
+
+
+def _restored(projection: Projection, point: RestorePoint) -> Projection:
+    try:
+        return restored_projection(projection, point)
+    except TransitionError as error:
+        raise CheckpointError(
+            f"the run cannot go back to {point.name or 'its start'}: a newer checkpoint covers the steps up to "
+            f"{projection.frontier_step}, and their groups are forgotten ({error})"
+        ) from error
+
+
+def _notes(point: RestorePoint, inventory: Inventory, *, judged: bool) -> tuple[str, ...]:
+    notes = []
+    if point.manifest is None:
+        notes.append("without a checkpoint the data plane starts empty: everything sealed is generated again")
+    else:
+        notes.append(
+            "the data plane is taken to hold what the log says of it at the checkpoint; a restart looks for itself"
+        )
+        counted = point.manifest.staging_rows + point.manifest.training_rows
+        expected = len(inventory.staging) + len(inventory.training)
+        if counted != expected:
+            notes.append(
+                f"at the checkpoint the data plane held {counted:,} rows, of which the log accounts for "
+                f"{min(counted, expected):,}; it asks for {expected:,}. A restart clears what nobody refers to"
+            )
+    if not judged:
+        notes.append("staleness was not judged: a restart may drop groups that its sampler calls stale")
+    return tuple(notes)

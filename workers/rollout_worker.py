@@ -1,0 +1,126 @@
+"""The generation worker: runs rollouts on its engine, and stages every model call before it reports."""
+
+from collections.abc import Mapping
+
+import torch
+
+from kinlog.schemas.config import RunConfig
+from kinlog.schemas.errors import DatasetError
+from kinlog.schemas.events import SiblingSealed
+from kinlog.schemas.orders import RolloutFailed, RolloutOrder
+from kinlog.schemas.reasons import Reason
+from kinlog.schemas.receipts import ModelCall, Receipt
+from kinlog.workers.data_plane import DataPlane
+from kinlog.workers.environments import Environment, build_environment
+from kinlog.workers.model import load_policy
+from kinlog.workers.rollout import CapturedCall, Rollout, run_rollout
+from kinlog.workers.rows import StagedRow, row_digest
+from kinlog.workers.tasks import TaskMixture
+from kinlog.workers.torch_engine import TorchEngine
+
+__all__ = ["RolloutWorker"]
+
+
+class RolloutWorker:
+    """Made a Ray actor by ``kinlog.controller.launch``. Its methods run on the actor's event loop."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._tasks = TaskMixture(config.dataset)
+        self._policy = load_policy(config.model)
+        self._environments: dict[str, Environment] = {}
+        self._engine: TorchEngine | None = None
+        self._data_plane: DataPlane | None = None
+
+    async def attach(self) -> None:
+        """Join the data plane, and start the engine. Called once in each life of the process."""
+        if self._data_plane is None:
+            self._data_plane = await DataPlane.attach(self._config.data_plane)
+        if self._engine is None:
+            self._engine = TorchEngine(
+                self._policy, max_batch_size=self._config.generation.max_batch_size
+            )
+
+    async def probe(self) -> None:
+        """Answer: the event loop turns."""
+
+    async def update_weights(self, state_dict: Mapping[str, torch.Tensor], version: int) -> None:
+        """Take new weights, between two tokens."""
+        assert self._engine is not None, "attach() comes first"
+        await self._engine.update_weights(state_dict, version)
+
+    async def run(self, order: RolloutOrder) -> SiblingSealed | RolloutFailed:
+        """Run one attempt of a sibling. When this returns its rows are in the data plane, acknowledged."""
+        assert self._engine is not None, "attach() comes first"
+        assert self._data_plane is not None
+        item = self._tasks.resolve(order.prompt.sample_id)
+        if item.content_digest != order.prompt.content_digest:
+            raise DatasetError(f"sample {item.sample_id!r} is not what was drawn: its content digest differs")
+        if item.agent_name not in self._environments:
+            self._environments[item.agent_name] = build_environment(
+                item.agent_name, self._tasks, self._config.rollout
+            )
+        try:
+            rollout = await run_rollout(
+                self._engine,
+                self._policy.tokenizer,
+                self._environments[item.agent_name],
+                item,
+                generation=self._config.generation,
+                rollout=self._config.rollout,
+                seed=order.seed,
+            )
+        except ValueError as error:
+            # The model's own doing: another attempt may do better, another worker will not.
+            return RolloutFailed(
+                group_id=order.group_id,
+                generation=order.generation,
+                attempt=order.attempt,
+                reason=Reason.DATA_FAILURE,
+                detail=str(error),
+            )
+        rows = [_staged_row(order, call) for call in rollout.calls]
+        await self._data_plane.put_staged(rows)
+        return _sealed(order, rollout, rows)
+
+
+def _staged_row(order: RolloutOrder, call: CapturedCall) -> StagedRow:
+    return StagedRow(
+        group_id=order.group_id,
+        generation=order.generation,
+        attempt=order.attempt,
+        call=call.call,
+        token_ids=torch.cat([call.prompt_token_ids, call.completion.token_ids]),
+        prompt_tokens=len(call.prompt_token_ids),
+        logprobs=call.completion.logprobs,
+        weight_versions=call.completion.weight_versions,
+    )
+
+
+def _sealed(order: RolloutOrder, rollout: Rollout, rows: list[StagedRow]) -> SiblingSealed:
+    calls = tuple(
+        ModelCall(
+            call=call.call,
+            parent=call.parent,
+            prompt_tokens=row.prompt_tokens,
+            completion_tokens=row.completion_tokens,
+            min_weight_version=int(row.weight_versions.min()),
+            max_weight_version=int(row.weight_versions.max()),
+            row_digest=row_digest(row),
+        )
+        for call, row in zip(rollout.calls, rows, strict=True)
+    )
+    return SiblingSealed(
+        group_id=order.group_id,
+        generation=order.generation,
+        attempt=order.attempt,
+        weight_version=min(call.min_weight_version for call in calls),
+        max_weight_version=max(call.max_weight_version for call in calls),
+        receipt=Receipt(calls),
+        raw_reward=rollout.raw_reward,
+        shaped_reward=rollout.shaped_reward,
+        prompt_tokens=calls[0].prompt_tokens,
+        completion_tokens=rollout.completion_tokens,
+        finish_reason=rollout.finish_reason,
+        validity=rollout.validity,
+    )
