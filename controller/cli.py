@@ -9,31 +9,29 @@ from typing import Any
 import click
 
 from kinlog.controller.inspection_commands import log_commands, plan_command, proof_command
+from kinlog.schemas import errors
 from kinlog.schemas.config import load_config
 from kinlog.schemas.errors import KinlogError
 
 __all__ = ["cli", "main"]
-
-_EPILOG = """\b
-Exit codes
-   0  what was asked for is done, and what was checked holds
-   1  the proof does not hold, or something unforeseen went wrong
-   2  wrong usage, or a configuration that cannot be used
-   3  no run there              4  a run is there already
-   5  in use by another process 6  the log is damaged
-   7  written by a newer kinlog 8  the log cannot be written
-   9  taken over by another     11 the log tells an impossible story
-  13  a checkpoint is unusable  14 promised rows are missing
-  15  the dataset is not there  16 the data plane failed
-  17  an optional part of kinlog is not installed
-"""
 
 
 class _MissingExtraError(KinlogError):
     """A part of kinlog that is installed on request is not there. Install the extra that the message names."""
 
     code = "missing_extra"
-    exit_code = 17
+    exit_code = 20
+
+
+def _exit_codes() -> str:
+    """Return the exit codes for the help, under the names that error messages have in brackets."""
+    raised = [getattr(errors, name) for name in errors.__all__]
+    codes = {error.exit_code: error.code for error in (*raised, _MissingExtraError)} | {
+        0: "what was asked for is done, and what was checked holds",
+        1: "the proof does not hold, or something unforeseen went wrong",
+        2: "config, or wrong usage",
+    }
+    return "\b\nExit codes\n" + "\n".join(f"  {code:>2}  {name}" for code, name in sorted(codes.items()))
 
 
 class _KinlogGroup(click.Group):
@@ -46,14 +44,15 @@ class _KinlogGroup(click.Group):
             click.echo(f"kinlog: error [{error.code}]: {error}", err=True)
             ctx.exit(error.exit_code)
         except OSError as error:
-            if error.errno == errno.EPIPE:
-                raise  # click ends quietly when the reader of a pipe has gone
-            where = f"{error.filename}: " if error.filename else ""
-            click.echo(f"kinlog: error [io]: {where}{error.strerror or error}", err=True)
+            # Click itself ends quietly when the reader of a pipe has gone; and without a file's name it is no user's
+            # business, but a bug that needs its traceback.
+            if error.errno == errno.EPIPE or not error.filename:
+                raise
+            click.echo(f"kinlog: error [io]: {error.filename}: {error.strerror}", err=True)
             ctx.exit(1)
 
 
-@click.group(cls=_KinlogGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_KinlogGroup, epilog=_exit_codes(), context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="kinlog", prog_name="kinlog", message="%(prog)s %(version)s")
 def cli() -> None:
     """An event-sourced checkpoint log for RL post-training rollouts.

@@ -290,14 +290,19 @@ class GroupDriver:
                 self._reject_finalize(cut, answer)
                 return 0
             valid = sum(result.validity is Validity.VALID for result in sealed) / len(sealed)
-            finalized = GroupFinalized(group_id=group_id, rows=answer, valid_fraction=valid)
-            await runtime.ledger.commit(cut, finalized).durable()
-            # Durable first: the staged rows are the group's only ones until the log says that the canonical ones are.
-            await clear_group_rows(runtime, cut, [group], Reason.FINALIZED)
-            if valid < runtime.config.rollout.min_valid_fraction_per_group:
+            events: tuple[Event, ...] = (
+                GroupFinalized(group_id=group_id, rows=answer, valid_fraction=valid),
+            )
+            too_few = valid < runtime.config.rollout.min_valid_fraction_per_group
+            if too_few:
+                # In the same frame: a group that is finalized for a moment may be claimed in it.
                 detail = f"{valid:.3f} of its siblings are valid"
                 dropped = GroupDropped(group_id=group_id, reason=Reason.LOW_VALID_FRACTION, detail=detail)
-                runtime.ledger.commit(cut, dropped)
+                events = (*events, dropped)
+            await runtime.ledger.commit(cut, *events).durable()
+            # Durable first: the staged rows are the group's only ones until the log says that the canonical ones are.
+            await clear_group_rows(runtime, cut, [group], Reason.FINALIZED)
+            if too_few:
                 await clear_group_rows(runtime, cut, [group], Reason.LOW_VALID_FRACTION)
         return 0
 

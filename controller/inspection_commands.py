@@ -46,7 +46,7 @@ def _echo_json(value: JsonValue) -> None:
 
 @click.group("log")
 def log_commands() -> None:
-    """Read a run's log: its segments, its numbers, its events, and whether it is whole."""
+    """Read a run's log: its segments, numbers, events, soundness."""
 
 
 @log_commands.command("ls")
@@ -61,7 +61,7 @@ def ls_command(run: Path, as_json: bool) -> None:
       live      the newest: being written, or left by a kill
       unclosed  left by a kill; a newer life went on after it
       torn      its last write was cut short; the next life keeps that aside
-      fenced    written by an older life past a take-over; no part of history
+      fenced    holds what an older life wrote past a take-over: not history
       empty     claimed by a life that never began
 
     \b
@@ -210,7 +210,7 @@ def verify_command(run: Path, as_json: bool) -> None:
     if verification.broken_checkpoints:
         broken = verification.broken_checkpoints[0]
         raise CheckpointError(
-            broken.problem or f"{broken.name}: its projection is not what the log's events amount to"
+            f"{broken.name}: {broken.problem or 'its projection is not what this kinlog makes of the log'}"
         )
 
 

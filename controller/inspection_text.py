@@ -9,6 +9,7 @@ from kinlog.replay.plain_text import (
     format_count,
     format_time,
     render_counts,
+    render_paragraph,
     render_sections,
     render_table,
 )
@@ -141,23 +142,23 @@ def render_verification(verification: Verification) -> str:
     ]
     if v.lives:
         parts.append(_render_lives(v.lives))
-    if v.repairs:
-        repaired = [
-            (
-                str(r.seq),
-                str(r.epoch),
-                f"{r.segment} from byte {r.offset_bytes}",
-                format_bytes(r.quarantined_bytes),
-                r.quarantined_to if r.kept else f"{r.quarantined_to}: NOT THERE",
-            )
-            for r in v.repairs
-        ]
-        titles = ("seq", "life", "repaired", "cut off", "kept in")
-        parts.append(render_table(titles, repaired, right=(0, 1), indent=2))
     parts += [
-        f"  {s.segment}: {format_bytes(s.content_bytes)} from byte {s.offset_bytes} on are "
-        + ("an older writer's, past a take-over" if s.fenced else "the tail of a write that was cut short")
-        + ": no part of the log; the next opening for writing keeps them aside"
+        render_paragraph(
+            f"repaired by life {r.epoch}, at seq {r.seq}: {format_bytes(r.quarantined_bytes)} cut off {r.segment} from "
+            f"byte {r.offset_bytes} on, kept in {r.quarantined_to}{'' if r.kept else ': NOT THERE ANY MORE'}",
+            first="  ",
+            rest="    ",
+        )
+        for r in v.repairs
+    ]
+    parts += [
+        render_paragraph(
+            f"not part of the log: {format_bytes(s.content_bytes)} of {s.segment} from byte {s.offset_bytes} on, "
+            + ("an older writer's, past a take-over" if s.fenced else "left by a write that was cut short")
+            + "; the next life keeps them aside",
+            first="  ",
+            rest="    ",
+        )
         for s in v.stray
     ]
     if v.checkpoints:
@@ -168,7 +169,7 @@ def render_verification(verification: Verification) -> str:
                 "-" if c.position is None else str(c.position.seq),
                 _yes(c.in_log),
                 _yes(c.projection_equal),
-                c.problem or "usable",
+                c.problem or "intact",
             )
             for c in v.checkpoints
         ]
@@ -192,7 +193,7 @@ def _verdict(v: Verification) -> str:
     assert v.end is not None
     sound = f"SOUND: {format_count(v.events, 'event')} verified, up to checksum {v.end.checksum:08x}"
     if v.broken_checkpoints:
-        return f"{sound}; but {format_count(len(v.broken_checkpoints), 'checkpoint')} cannot be used"
+        return f"{sound}; but {format_count(len(v.broken_checkpoints), 'checkpoint')} not as promised"
     return sound
 
 

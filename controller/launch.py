@@ -90,22 +90,29 @@ def train(config_path: Path, *, resume: bool, run_dir: Path | None = None) -> in
     config = load_config(config_path)
     RayParts(config)  # what the dataset's settings get wrong is said before anything is started
     directory = RunDirectory((run_dir or Path(config.run_dir)).resolve())
-    if resume:
-        # A damaged run, or one in use, must be refused in seconds: before a cluster is built.
-        if not directory.log.is_dir():
-            raise RunNotFoundError(f"{directory.path} holds no run: check the path, or start one without --resume")
-        lock_log(directory.log).release()
-        scan = verify_run(directory)
-        _say(f"run {scan.run_id} in {directory.path}: log verified up to seq {scan.end.seq}")
-    elif directory.log.exists():
-        raise RunExistsError(
-            f"{directory.path} already holds a run. Go on with it (--resume), or choose another directory (--run-dir)."
-        )
+    _check_run(directory, resume=resume)
     with _ray_cluster(config):
         actor: Any = (
             ray.remote(ControllerActor).options(num_cpus=0, max_concurrency=64).remote(config, directory.path)
         )
         return _watch(actor, resume=resume)
+
+
+def _check_run(directory: RunDirectory, *, resume: bool) -> None:
+    """Refuse in seconds what would be refused in the end: a cluster takes a while to build."""
+    if directory.log.is_dir():
+        lock_log(directory.log).release()
+    try:
+        scan = verify_run(directory)
+    except RunNotFoundError:
+        if resume:
+            raise
+        return
+    if not resume:
+        raise RunExistsError(
+            f"{directory.path} already holds a run. Go on with it (--resume), or choose another directory (--run-dir)."
+        )
+    _say(f"run {scan.run_id} in {directory.path}: log verified up to seq {scan.end.seq}")
 
 
 def _watch(actor: Any, *, resume: bool) -> int:

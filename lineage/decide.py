@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from kinlog.lineage.fold import DATA_REASONS, INFRASTRUCTURE_REASONS
+from kinlog.lineage.fold import DATA_REASONS, INFRASTRUCTURE_REASONS, sibling_of
 from kinlog.lineage.state import GroupState, Projection, SiblingState
 from kinlog.schemas import events as e
 from kinlog.schemas.errors import ResultConflictError, TransitionError
@@ -62,6 +62,8 @@ def reserve_group(
     TransitionError
         The prompt is not the next draw, or its sample id cannot be recorded.
     """
+    if prompt.draw_index != p.draw_cursor:
+        raise TransitionError(f"expected draw {p.draw_cursor}, found {prompt.draw_index}")
     try:
         size = len(prompt.sample_id.encode("utf-8"))
     except UnicodeEncodeError as error:
@@ -92,7 +94,7 @@ def dispatch_siblings(
     Raises
     ------
     TransitionError
-        The group is not alive, or only a part of a cohort is assigned.
+        The group or a sibling is not there, or only a part of a cohort is assigned.
     """
     group = _alive(p, group_id)
     cohort = group.granularity is Granularity.PROMPT_GROUP
@@ -105,7 +107,7 @@ def dispatch_siblings(
         e.SiblingDispatched(
             group_id=group_id,
             generation=assignment.generation,
-            attempt=cohort_attempt if cohort else 1 + group.siblings[assignment.generation].attempt,
+            attempt=cohort_attempt if cohort else 1 + sibling_of(group, assignment.generation).attempt,
             weight_version=p.weight_version,
             worker=assignment.worker,
             seed=assignment.seed,
@@ -202,7 +204,7 @@ def supersede_attempt(
         The sibling has no attempt that could be given up.
     """
     group = _alive(p, group_id)
-    sibling = group.siblings[generation]
+    sibling = sibling_of(group, generation)
     if sibling.waiting:
         raise TransitionError(f"group {group_id}/{generation} has no running or sealed attempt")
     first = _superseded(group, sibling, reason, detail)

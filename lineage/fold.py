@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 from kinlog.lineage.state import CheckpointState, GroupPhase, GroupState, Projection, SiblingState
 from kinlog.schemas import events as e
 from kinlog.schemas.errors import TransitionError
-from kinlog.schemas.reasons import CheckpointKind, Granularity, Reason
+from kinlog.schemas.reasons import Granularity, Reason
 
-__all__ = ["fold", "INFRASTRUCTURE_REASONS", "DATA_REASONS"]
+__all__ = ["fold", "sibling_of", "INFRASTRUCTURE_REASONS", "DATA_REASONS"]
 
 #: What counts against a sibling's infrastructure budget, and against its data budget. Nothing else counts.
 INFRASTRUCTURE_REASONS = frozenset({Reason.INFRASTRUCTURE_FAILURE, Reason.WORKER_LOST, Reason.TIMEOUT})
@@ -51,7 +51,8 @@ def _group(p: Projection, group_id: int, phases: frozenset[GroupPhase] | None = 
     return group
 
 
-def _sibling(group: GroupState, generation: int) -> SiblingState:
+def sibling_of(group: GroupState, generation: int) -> SiblingState:
+    """Return a sibling of a group, or raise ``TransitionError`` when it has no such generation."""
     sibling = group.siblings.get(generation)
     if sibling is None:
         raise TransitionError(
@@ -105,7 +106,7 @@ def _group_admitted(p: Projection, event: e.GroupAdmitted, seq: int) -> None:
 
 def _sibling_dispatched(p: Projection, event: e.SiblingDispatched, seq: int) -> None:
     group = _group(p, event.group_id, frozenset({GroupPhase.ADMITTED, GroupPhase.GENERATING}))
-    sibling = _sibling(group, event.generation)
+    sibling = sibling_of(group, event.generation)
     if sibling.sealed is not None:
         raise TransitionError(
             f"group {group.group_id}/{event.generation}: attempt {sibling.attempt} is sealed"
@@ -135,7 +136,7 @@ def _cohort_sealed(p: Projection, event: e.CohortSealed, seq: int) -> None:
 
 def _sibling_sealed(p: Projection, event: e.SiblingSealed, seq: int) -> None:
     group = _group(p, event.group_id, frozenset({GroupPhase.GENERATING}))
-    sibling = _sibling(group, event.generation)
+    sibling = sibling_of(group, event.generation)
     if not sibling.running or event.attempt != sibling.attempt:
         raise TransitionError(
             f"group {group.group_id}/{event.generation}: attempt {event.attempt} is not running "
@@ -156,7 +157,7 @@ def _sibling_sealed(p: Projection, event: e.SiblingSealed, seq: int) -> None:
 
 def _attempt_superseded(p: Projection, event: e.AttemptSuperseded, seq: int) -> None:
     group = _group(p, event.group_id, _UNFINISHED)
-    sibling = _sibling(group, event.generation)
+    sibling = sibling_of(group, event.generation)
     if sibling.waiting or event.attempt != sibling.attempt:
         raise TransitionError(
             f"group {group.group_id}/{event.generation}: attempt {event.attempt} is neither running nor sealed"
@@ -200,6 +201,7 @@ def _finalize_failed(p: Projection, event: e.FinalizeFailed, seq: int) -> None:
     group = _group(p, event.group_id, frozenset({GroupPhase.FINALIZING, GroupPhase.FINALIZED}))
     group.phase = GroupPhase.READY
     group.rows = ()
+    group.valid_fraction = 0.0
     group.finalized_seq = 0
 
 
@@ -220,6 +222,14 @@ def _step_applied(p: Projection, event: e.StepApplied, seq: int) -> None:
     for group in groups:
         if group.claimed_step != event.train_step:
             raise TransitionError(f"group {group.group_id} is claimed by step {group.claimed_step}")
+    left_out = sorted(
+        group_id
+        for group_id, group in p.groups.items()
+        if group.phase is GroupPhase.CLAIMED and group_id not in event.group_ids
+    )
+    if left_out:
+        # It could never be applied nor claimed again.
+        raise TransitionError(f"step {event.train_step} leaves out claimed groups {left_out}")
     for group in groups:
         group.phase = GroupPhase.APPLIED
     p.steps[event.train_step] = event.group_ids
@@ -251,15 +261,13 @@ def _group_parked(p: Projection, event: e.GroupParked, seq: int) -> None:
 def _checkpoint_committed(p: Projection, event: e.CheckpointCommitted, seq: int) -> None:
     if event.frontier_step < p.frontier_step:
         raise TransitionError(f"the frontier goes back from step {p.frontier_step} to {event.frontier_step}")
+    if event.frontier_step > p.train_step:
+        raise TransitionError(
+            f"the frontier's step {event.frontier_step} was never applied: the last step is {p.train_step}"
+        )
     state = CheckpointState(event.name, event.checkpoint_kind, event.train_step, event.position)
-    p.checkpoints = (
-        *(
-            c
-            for c in p.checkpoints
-            if c.kind is CheckpointKind.ROLLOUT or c.train_step >= event.frontier_step
-        ),
-        state,
-    )
+    # Of neither kind can one from before the frontier be gone back to.
+    p.checkpoints = (*(c for c in p.checkpoints if c.train_step >= event.frontier_step), state)
     p.frontier_step = event.frontier_step
     for step in [step for step in p.steps if step <= event.frontier_step]:
         for group_id in p.steps.pop(step):
@@ -270,6 +278,10 @@ def _checkpoint_committed(p: Projection, event: e.CheckpointCommitted, seq: int)
 def _run_restored(p: Projection, event: e.RunRestored, seq: int) -> None:
     if event.train_step < p.frontier_step:
         raise TransitionError(f"step {event.train_step} is before the frontier, step {p.frontier_step}")
+    if event.train_step > p.train_step:
+        raise TransitionError(
+            f"step {event.train_step} was never applied on this history: its last step is {p.train_step}"
+        )
     for group in p.groups.values():
         undone = group.phase is GroupPhase.APPLIED and (group.claimed_step or 0) > event.train_step
         if undone or group.phase is GroupPhase.CLAIMED:

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from kinlog.lineage.fold import fold
 from kinlog.lineage.state import Projection
-from kinlog.lineage.writer import LogWriter, Ticket
-from kinlog.schemas.codec import encode_event
+from kinlog.lineage.writer import LogWriter, Ticket, check_append_size
+from kinlog.schemas.codec import decode_event, encode_event
 from kinlog.schemas.errors import LogWriteError
 from kinlog.schemas.events import Event, Position, RecordedEvent
 
@@ -52,13 +52,17 @@ class Ledger:
     def commit(self, cut: Cut, *events: Event) -> Ticket:
         """Record events as one unit: in the projection at once, durable when the ticket says so.
 
-        The events are folded before they are queued, so that a log never holds an event that cannot be replayed.
+        The events are folded before they are queued, as a reader of the log will get them, so that a log never holds
+        an event that cannot be replayed, and the live projection is the replayed one to the last bit.
 
         Raises
         ------
         EventTooLargeError, TransitionError
             An event is not acceptable. Nothing was recorded; if it was not the first of several, the ledger is broken
             and takes no more, since that is a bug of the caller.
+        ValueError
+            There are no events or more than one frame takes, or a field is not of its declared type. Nothing was
+            recorded.
         LogWriteError
             The writer failed: the run must stop.
         """
@@ -66,9 +70,11 @@ class Ledger:
         if self._broken is not None:
             raise LogWriteError(f"the ledger is broken by an earlier error: {self._broken}") from self._broken
         encoded = [encode_event(event) for event in events]
+        check_append_size(encoded)
+        decoded = [decode_event(row) for row in encoded]
         time_us = self._clock_us()
         seq = self.projection.last_seq
-        for place, event in enumerate(events):
+        for place, event in enumerate(decoded):
             try:
                 fold(self.projection, RecordedEvent(seq + 1 + place, self._writer.epoch, time_us, event))
             except BaseException as error:

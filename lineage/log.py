@@ -152,14 +152,14 @@ def scan_log(directory: Path, *, store: Store | None = None, marks: Sequence[Pos
     paths = [directory / name for name in store.names(directory) if parse_segment_name(name)]
     if not paths:
         raise RunNotFoundError(f"{directory} holds no log: expected files named {segment_name(1, 0)}")
-    if _never_begun(store, paths):
-        raise RunNotFoundError(
-            f"{directory} holds no log: its creation was interrupted before anything was written. Start the run again."
-        )
     scanned = []
     for path in paths:
         data = store.read(path)
         scanned.append(_Scanned(path, len(data), scan_segment(data)))
+    if all(s.scan.info is None for s in scanned) and _never_begun(store, paths):
+        raise RunNotFoundError(
+            f"{directory} holds no log: its creation was interrupted before anything was written. Start the run again."
+        )
     result = _link(directory, store, scanned)
     check_marks(result, marks)
     return result

@@ -32,13 +32,22 @@ from kinlog.schemas.errors import LogWriteError, WriterFencedError
 from kinlog.schemas.events import Position
 from kinlog.schemas.settings import LogSettings
 
-__all__ = ["LogWriter", "Ticket", "WriterStart"]
+__all__ = ["LogWriter", "Ticket", "WriterStart", "check_append_size"]
 
 _MAX_FRAME_EVENTS = 4096
 _MAX_FRAME_PAYLOAD_BYTES = 1 << 20
 #: Arrow's columns and headers for a full frame, over its payload.
 _FRAME_OVERHEAD_BYTES = 1 << 20
 _PREALLOCATE_BYTES = 256 * 1024
+
+
+def check_append_size(events: Sequence[EncodedEvent]) -> None:
+    """Raise ``ValueError`` when events are none, or more than one frame takes: an append is never split."""
+    if not 0 < len(events) <= _MAX_FRAME_EVENTS:
+        raise ValueError(f"an append takes 1 to {_MAX_FRAME_EVENTS} events, got {len(events)}")
+    payload_bytes = sum(len(event.payload) for event in events)
+    if payload_bytes > _MAX_FRAME_PAYLOAD_BYTES:
+        raise ValueError(f"an append takes {_MAX_FRAME_PAYLOAD_BYTES} bytes of payload, got {payload_bytes}")
 
 
 class WriterStart(NamedTuple):
@@ -150,13 +159,7 @@ class LogWriter:
         ValueError
             There are no events, or more than fit one frame.
         """
-        if not 0 < len(events) <= _MAX_FRAME_EVENTS:
-            raise ValueError(f"an append takes 1 to {_MAX_FRAME_EVENTS} events, got {len(events)}")
-        payload_bytes = sum(len(event.payload) for event in events)
-        if payload_bytes > _MAX_FRAME_PAYLOAD_BYTES:
-            raise ValueError(
-                f"an append takes {_MAX_FRAME_PAYLOAD_BYTES} bytes of payload, got {payload_bytes}"
-            )
+        check_append_size(events)
         with self._lock:
             self._raise_if_unusable()
             append = _Append(self._next_seq, time_us, tuple(events))

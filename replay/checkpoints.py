@@ -56,7 +56,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except FileNotFoundError as error:
         raise CheckpointError(f"{checkpoint} is incomplete: it has no {MANIFEST_NAME}") from error
-    except msgspec.MsgspecError as error:
+    except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if manifest.format > MANIFEST_FORMAT:
         raise CheckpointError(
@@ -71,7 +71,7 @@ def verify_files(checkpoint: Path, manifest: Manifest) -> None:
     Raises
     ------
     CheckpointError
-        A file is missing, or differs.
+        A file is missing, cannot be read, or differs.
     """
     for entry in manifest.files:
         _verify_file(checkpoint, entry)
@@ -81,12 +81,16 @@ def _verify_file(checkpoint: Path, entry: FileEntry) -> None:
     path = checkpoint / entry.path
     if not path.is_file():
         raise CheckpointError(f"{checkpoint.name}: {entry.path} is missing")
-    size = path.stat().st_size
+    try:
+        size, digest = path.stat().st_size, ""
+        if size == entry.size_bytes:
+            digest = file_digest(path)
+    except OSError as error:
+        raise CheckpointError(f"{checkpoint.name}: {entry.path} cannot be read: {error}") from error
     if size != entry.size_bytes:
         raise CheckpointError(
             f"{checkpoint.name}: {entry.path}: expected {entry.size_bytes} bytes, found {size}"
         )
-    digest = file_digest(path)
     if digest != entry.blake2b:
         raise CheckpointError(
             f"{checkpoint.name}: {entry.path}: expected digest {entry.blake2b}, found {digest}"

@@ -41,7 +41,7 @@ class SegmentState(StrEnum):
     TORN = "torn"
     """A write was cut short. The next opening for writing copies the tail aside and cuts it off."""
     FENCED = "fenced"
-    """An older writer's bytes past a take-over: no part of history."""
+    """Holds an older writer's bytes past a take-over: those are no part of history."""
     EMPTY = "empty"
     """An epoch that was claimed and never begun."""
     DAMAGED = "damaged"
@@ -52,6 +52,9 @@ class SegmentSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One segment of a log."""
 
     name: str
+    run_id: str
+    log_id: str
+    """What the segment says of itself; empty when not even its beginning can be read."""
     epoch: int
     index: int
     first_seq: int | None
@@ -146,6 +149,8 @@ def _summary(
     frames = [frame for frame in scan.frames if frame.num_events and frame.last_seq <= through_seq]
     return SegmentSummary(
         name=path.name,
+        run_id=scan.info.run_id if scan.info is not None else "",
+        log_id=scan.info.log_id if scan.info is not None else "",
         epoch=epoch,
         index=index,
         first_seq=frames[0].first_seq if frames else None,

@@ -3,6 +3,7 @@
 from enum import StrEnum
 
 import msgspec
+from msgspec.structs import replace
 
 from kinlog.schemas.events import RecordedEvent, RunRestored, TailTruncated, WriterClosed, WriterOpened
 
@@ -46,48 +47,54 @@ class LivesTally:
     """Collects lives from a log's events, in order."""
 
     def __init__(self) -> None:
-        self._lives: list[Life] = []
+        self._ended: list[Life] = []
+        self._current: Life | None = None
+        self._last: RecordedEvent | None = None
 
     def add(self, record: RecordedEvent) -> None:
         """Count the next event."""
-        if not self._lives or record.epoch != self._lives[-1].epoch:
-            self._begin(record)
-        event, life = record.event, self._lives[-1]
-        changes: dict[str, object] = {"last_seq": record.seq, "ended_us": record.time_us}
+        life = self._current
+        if life is None or record.epoch != life.epoch:
+            life = self._begin(record)
+        self._last = record
+        event = record.event
         if isinstance(event, WriterOpened):
-            changes |= {"host": event.host, "pid": event.pid}
+            self._current = replace(life, host=event.host, pid=event.pid)
         elif isinstance(event, WriterClosed):
-            changes |= {"end": LifeEnd.CLOSED}
+            self._current = replace(life, end=LifeEnd.CLOSED)
         elif isinstance(event, TailTruncated):
-            changes |= {"quarantined_bytes": life.quarantined_bytes + event.quarantined_bytes}
+            size_bytes = life.quarantined_bytes + event.quarantined_bytes
+            self._current = replace(life, quarantined_bytes=size_bytes)
         elif isinstance(event, RunRestored):
-            changes |= {
-                "restored": True,
-                "restored_checkpoint": event.checkpoint,
-                "restored_step": event.train_step,
-            }
-        self._lives[-1] = msgspec.structs.replace(life, **changes)
-
-    def _begin(self, record: RecordedEvent) -> None:
-        if self._lives and self._lives[-1].end is LifeEnd.OPEN:
-            self._lives[-1] = msgspec.structs.replace(self._lives[-1], end=LifeEnd.KILLED)
-        self._lives.append(
-            Life(
-                epoch=record.epoch,
-                host="",
-                pid=0,
-                first_seq=record.seq,
-                last_seq=record.seq,
-                began_us=record.time_us,
-                ended_us=record.time_us,
-                end=LifeEnd.OPEN,
-                restored=False,
-                restored_checkpoint=None,
-                restored_step=None,
-                quarantined_bytes=0,
+            self._current = replace(
+                life, restored=True, restored_checkpoint=event.checkpoint, restored_step=event.train_step
             )
-        )
 
     def lives(self) -> tuple[Life, ...]:
         """Return the lives so far, oldest first."""
-        return tuple(self._lives)
+        if self._current is None or self._last is None:
+            return ()
+        newest = replace(self._current, last_seq=self._last.seq, ended_us=self._last.time_us)
+        return (*self._ended, newest)
+
+    def _begin(self, record: RecordedEvent) -> Life:
+        if self._current is not None:
+            *_, before = self.lives()
+            if before.end is LifeEnd.OPEN:
+                before = replace(before, end=LifeEnd.KILLED)
+            self._ended.append(before)
+        self._current = Life(
+            epoch=record.epoch,
+            host="",
+            pid=0,
+            first_seq=record.seq,
+            last_seq=record.seq,
+            began_us=record.time_us,
+            ended_us=record.time_us,
+            end=LifeEnd.OPEN,
+            restored=False,
+            restored_checkpoint=None,
+            restored_step=None,
+            quarantined_bytes=0,
+        )
+        return self._current

@@ -303,8 +303,8 @@ def _restarts(restarts: Sequence[RestartAccount]) -> list[str]:
     table = render_table(titles, rows, right=(0, 3, 4, 5, 6, 7), indent=2)
     return [
         render_paragraph(
-            f"{format_count(len(restarts), 'restart')}: the siblings that were sealed, and what became of them; "
-            "those that were in flight were all redone",
+            f"{format_count(len(restarts), 'restart')}: of the sealed siblings that each found, how many it reused, "
+            "redid, or dropped with their group; and how many attempts in flight it gave up, to redo them",
             first="  ",
             rest="  ",
         )
@@ -315,7 +315,7 @@ def _restarts(restarts: Sequence[RestartAccount]) -> list[str]:
 
 def _came_from(restart: RestartAccount) -> str:
     if not restart.restored:
-        return "ended before"
+        return "never restored"
     return restart.checkpoint or "the start"
 
 

@@ -208,8 +208,11 @@ def render_report(report: RecoveryReport) -> str:
     """Return the report as text, for a terminal or a log file."""
     title = "recovery" if report.executed else "what a restart would do (nothing was changed)"
     sections = [_from_where(report), _groups(report), _siblings(report), _leavings(report)]
-    notes = [render_paragraph(note, first="  note: ", rest="        ") for note in report.notes]
-    return "\n\n".join([f"run {report.run_id}: {title}", render_sections(sections, indent=2), *notes])
+    parts = [f"run {report.run_id}: {title}", render_sections(sections, indent=2)]
+    if report.notes:
+        notes = (render_paragraph(note, first="  note: ", rest="        ") for note in report.notes)
+        parts.append("\n".join(notes))
+    return "\n\n".join(parts)
 
 
 def brief_problem(name: str, problem: str) -> str:

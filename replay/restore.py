@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow.compute as pc
+
 from kinlog.lineage.fold import fold
 from kinlog.lineage.log import LogScan, check_marks, scan_log
 from kinlog.lineage.run_directory import RunDirectory
@@ -12,7 +14,7 @@ from kinlog.replay.checkpoints import find_checkpoints
 from kinlog.replay.projection import SNAPSHOT_NAME, project, read_snapshot
 from kinlog.replay.report import SkippedCheckpoint
 from kinlog.schemas.errors import CheckpointError
-from kinlog.schemas.events import RecordedEvent, RunRestored
+from kinlog.schemas.events import RecordedEvent, RunRestored, kind_of
 from kinlog.schemas.manifest import Manifest
 
 __all__ = ["RestorePoint", "verify_run", "restore_points", "restored_event", "restored_projection"]
@@ -64,6 +66,8 @@ def restore_points(
     for found in find_checkpoints(run.checkpoints, log_id=scan.log_id):
         problem = found.problem or (incompatible(found.manifest) if found.manifest is not None else "")
         if not problem and found.manifest is not None:
+            problem = _rolled_back_since(scan, found.manifest)
+        if not problem and found.manifest is not None:
             try:
                 snapshot = read_snapshot(found.path / SNAPSHOT_NAME, found.manifest.projection_digest)
             except CheckpointError as error:
@@ -74,6 +78,16 @@ def restore_points(
         skipped.append(SkippedCheckpoint(found.path.name, problem))
     if project(scan).frontier_step == 0:
         yield RestorePoint(None, None, None, tuple(skipped))
+
+
+def _rolled_back_since(scan: LogScan, manifest: Manifest) -> str:
+    """Say that a later restart undid a checkpoint's steps: what its trainer learned from is trained on again."""
+    for batch in scan.batches(after_seq=manifest.position.seq):
+        restores = pc.equal(batch.column("kind").dictionary_decode(), kind_of(RunRestored))
+        undone = pc.and_(restores, pc.less(batch.column("train_step"), manifest.train_step))
+        for step in batch.column("train_step").filter(undone).to_pylist():
+            return f"its steps were rolled back to step {step} by a later restart"
+    return ""
 
 
 def restored_event(point: RestorePoint) -> RunRestored:

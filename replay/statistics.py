@@ -127,7 +127,7 @@ class _Tally:
                 self.finish[event.finish_reason.value] += 1
             case e.AttemptSuperseded():
                 self.superseded[event.reason.value] += 1
-                sealed = before.groups[event.group_id].siblings[event.generation].sealed
+                sealed = _sealed(before, event)
                 if sealed is not None:
                     self.superseded_sealed[event.reason.value] += 1
                     self.superseded_tokens += sealed.completion_tokens
@@ -150,6 +150,12 @@ class _Tally:
                 self.failed_checkpoints[event.reason.value] += 1
 
 
+def _sealed(before: Projection, event: e.AttemptSuperseded) -> e.SiblingSealed | None:
+    group = before.groups.get(event.group_id)
+    sibling = group.siblings.get(event.generation) if group is not None else None
+    return sibling.sealed if sibling is not None else None
+
+
 def collect_statistics(scan: LogScan) -> RunStatistics:
     """Read a whole log and count.
 
@@ -162,8 +168,6 @@ def collect_statistics(scan: LogScan) -> RunStatistics:
     """
     projection, lives, tally = Projection(), LivesTally(), _Tally()
     for record in scan.events():
-        if isinstance(record.event, e.AttemptSuperseded) and record.event.group_id not in projection.groups:
-            fold(projection, record)  # raises, and says what does not fit
         tally.add(record, projection)
         lives.add(record)
         fold(projection, record)

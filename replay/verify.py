@@ -72,7 +72,7 @@ class CheckpointCheck(msgspec.Struct, frozen=True, kw_only=True):
     projection_equal: bool | None
     """Whether folding the log up to its position gives the projection that the manifest promises."""
     problem: str
-    """Why a restart would skip it; empty for a usable one."""
+    """What is wrong with its files; empty when all are as its manifest says."""
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,12 +185,13 @@ def _damaged(
     found: Sequence[FoundCheckpoint] = (),
 ) -> Verification:
     segments = survey_segments(run.log) if scan is None else list_segments(scan)
-    if scan is None:
-        found = tuple(find_checkpoints(run.checkpoints, log_id="", verify=False))
+    first = next((segment for segment in segments if segment.log_id), None)
+    if scan is None and first is not None:
+        found = tuple(find_checkpoints(run.checkpoints, log_id=first.log_id))
     return Verification(
         log=str(run.log),
-        run_id=scan.run_id if scan is not None else "",
-        log_id=scan.log_id if scan is not None else "",
+        run_id=first.run_id if first is not None else "",
+        log_id=first.log_id if first is not None else "",
         segments=segments,
         events=sum(segment.events for segment in segments),
         end=None,

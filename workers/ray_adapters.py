@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 
-from kinlog.schemas.errors import WorkerLostError
+from kinlog.schemas.errors import KinlogError, WorkerLostError
 from kinlog.schemas.events import CanonicalRowRef, SiblingSealed
 from kinlog.schemas.orders import (
     FinalizeOrder,
@@ -66,6 +66,11 @@ class RevivedActor:
     async def _answer(self, answer: Awaitable[T]) -> T:
         try:
             return await answer
+        except RayTaskError as error:
+            # What the actor raised, without the traceback that Ray puts around it: it goes into the log.
+            if isinstance(error.cause, KinlogError):
+                raise error.cause from None
+            raise
         except RayActorError as error:
             self._ready = False
             raise WorkerLostError(f"{self.name} died: {str(error).splitlines()[0]}") from error

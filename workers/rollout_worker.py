@@ -15,6 +15,7 @@ from kinlog.workers.environments import Environment, build_environment
 from kinlog.workers.model import load_policy
 from kinlog.workers.rollout import CapturedCall, Rollout, run_rollout
 from kinlog.workers.rows import StagedRow, row_digest
+from kinlog.workers.staging import StagingQueue
 from kinlog.workers.tasks import TaskMixture
 from kinlog.workers.torch_engine import TorchEngine
 
@@ -30,16 +31,15 @@ class RolloutWorker:
         self._policy = load_policy(config.model)
         self._environments: dict[str, Environment] = {}
         self._engine: TorchEngine | None = None
-        self._data_plane: DataPlane | None = None
+        self._staging: StagingQueue | None = None
 
     async def attach(self) -> None:
         """Join the data plane, and start the engine. Called once in each life of the process."""
-        if self._data_plane is None:
-            self._data_plane = await DataPlane.attach(self._config.data_plane)
+        if self._staging is None:
+            data_plane = await DataPlane.attach(self._config.data_plane)
+            self._staging = StagingQueue(data_plane.put_staged)
         if self._engine is None:
-            self._engine = TorchEngine(
-                self._policy, max_batch_size=self._config.generation.max_batch_size
-            )
+            self._engine = TorchEngine(self._policy, max_batch_size=self._config.generation.max_batch_size)
 
     async def probe(self) -> None:
         """Answer: the event loop turns."""
@@ -52,7 +52,7 @@ class RolloutWorker:
     async def run(self, order: RolloutOrder) -> SiblingSealed | RolloutFailed:
         """Run one attempt of a sibling. When this returns its rows are in the data plane, acknowledged."""
         assert self._engine is not None, "attach() comes first"
-        assert self._data_plane is not None
+        assert self._staging is not None
         item = self._tasks.resolve(order.prompt.sample_id)
         if item.content_digest != order.prompt.content_digest:
             raise DatasetError(f"sample {item.sample_id!r} is not what was drawn: its content digest differs")
@@ -80,7 +80,7 @@ class RolloutWorker:
                 detail=str(error),
             )
         rows = [_staged_row(order, call) for call in rollout.calls]
-        await self._data_plane.put_staged(rows)
+        await self._staging.stage(rows)
         return _sealed(order, rollout, rows)
 
 

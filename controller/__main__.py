@@ -1,0 +1,5 @@
+"""``python -m kinlog.controller`` is the ``kinlog`` command."""
+
+from kinlog.controller.cli import main
+
+main()

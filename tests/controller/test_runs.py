@@ -1,0 +1,547 @@
+"""Whole runs on in-memory parts: trained to the end, killed and resumed, in every way that first light promises."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from kinlog_fake_parts import FakeDataPlane, FakeDataset, FakeParts
+from kinlog_lives import Life, assert_conserved, first_life, history, next_life, replayed, run_config
+
+from kinlog.lineage.state import GroupPhase, projection_digest
+from kinlog.replay.checkpoints import MANIFEST_NAME
+from kinlog.schemas import events as e
+from kinlog.schemas.errors import (
+    CheckpointError,
+    DataPlaneError,
+    DatasetError,
+    LogDamagedError,
+    RowsMissingError,
+    RunExistsError,
+    RunLockedError,
+)
+from kinlog.schemas.orders import FinalizeRejected
+from kinlog.schemas.reasons import Granularity, Partition, Reason, Validity
+from kinlog.schemas.receipts import canonical_key, staging_key
+
+
+def events_of(path: Path, kind: type[e.Event]) -> list[e.Event]:
+    return [record.event for record in history(path) if isinstance(record.event, kind)]
+
+
+def files_of(path: Path) -> dict[str, bytes]:
+    return {
+        p.relative_to(path).as_posix(): p.read_bytes()
+        for p in sorted(path.rglob("*"))
+        if p.is_file() and p.name != "writer.lock"
+    }
+
+
+def sealed_and_running(p) -> bool:
+    return any(
+        group.phase is GroupPhase.GENERATING
+        and any(s.sealed for s in group.siblings.values())
+        and any(s.running for s in group.siblings.values())
+        for group in p.live_groups()
+    )
+
+
+async def interrupted_life(path: Path, config=None) -> tuple[Life, int]:
+    """A life with a checkpoint at step 2, at which group ``g`` had generations 0 and 1 sealed and 2 running, and it
+    still has. Returns the life and ``g``."""
+    parts = FakeParts()
+    held = 5
+
+    def script(parts: FakeParts) -> None:
+        for generation in (2,):
+            parts.pool.hold(held, generation, 1)
+
+    parts.prepare = script
+    life = await first_life(path, config or run_config(trainer__max_steps=6), parts)
+    await life.train_until(
+        lambda p: (
+            bool(p.checkpoints)
+            and held in p.groups
+            and p.groups[held].siblings[1].sealed is not None
+            and p.groups[held].siblings[1].sealed_seq <= p.checkpoints[-1].position.seq
+        )
+    )
+    return life, held
+
+
+async def test_run_trains_every_step_on_full_groups_and_loses_nothing(tmp_path: Path):
+    life = await (await first_life(tmp_path / "run")).train()
+    steps = [event.group_ids for event in events_of(tmp_path / "run", e.StepApplied)]
+    assert [len(groups) for groups in steps] == [2, 2, 2, 2]
+    assert len({group for groups in steps for group in groups}) == 8
+    assert_conserved(life.p)
+    assert life.p.alive_total == 0
+    assert projection_digest(replayed(tmp_path / "run")) == projection_digest(life.p)
+
+
+async def test_live_projection_is_the_replayed_one_at_any_moment(tmp_path: Path):
+    life = await first_life(tmp_path / "run")
+    await life.train_until(sealed_and_running)
+    await life.kill()
+    assert projection_digest(replayed(tmp_path / "run")) == projection_digest(life.p)
+
+
+async def test_sibling_sealed_before_the_checkpoint_is_not_generated_again(tmp_path: Path):
+    life, group_id = await interrupted_life(tmp_path / "run")
+    sealed_before = {
+        (group.group_id, g)
+        for group in life.p.live_groups()
+        for g, s in group.siblings.items()
+        if s.sealed is not None and s.sealed_seq <= life.p.checkpoints[-1].position.seq
+    }
+    running = [g for g, s in life.p.groups[group_id].siblings.items() if s.running]
+    await life.kill()
+
+    resumed = await next_life(tmp_path / "run", life.config)
+    await resumed.train()
+    generated = set(resumed.parts.pool.attempts())
+    assert (group_id, 0) in sealed_before
+    assert not generated & sealed_before
+    assert {(group_id, g) for g in running} <= generated
+    attempts = {o.attempt for o in resumed.parts.pool.calls if (o.group_id, o.generation) == (group_id, 2)}
+    assert attempts == {2}
+    assert resumed.report is not None
+    assert resumed.report.siblings_reused >= len(sealed_before)
+    assert_conserved(replayed(tmp_path / "run"))
+
+
+async def test_siblings_sealed_after_the_checkpoint_are_redone_as_rows_missing(tmp_path: Path):
+    life, _ = await interrupted_life(tmp_path / "run")
+    for group in life.p.live_groups():
+        life.parts.pool.hold(group.group_id, 1, 1)  # let them seal past the checkpoint, without finishing
+    for _ in range(200):
+        await asyncio.sleep(0)
+    await life.kill()
+    checkpoint = life.p.checkpoints[-1]
+    # A row that was put just before the save, and sealed just after, is there all the same.
+    saved = (tmp_path / "run" / "checkpoints" / checkpoint.name / "data_plane" / "rows.json").read_text()
+    lost = [
+        (group.group_id, g)
+        for group in life.p.live_groups()
+        for g, s in group.siblings.items()
+        if s.sealed_seq > checkpoint.position.seq and staging_key(group.group_id, g, s.attempt, 0) not in saved
+    ]
+    assert lost
+    resumed = await next_life(tmp_path / "run", life.config)
+    superseded = {
+        (event.group_id, event.generation)
+        for event in events_of(tmp_path / "run", e.AttemptSuperseded)
+        if event.reason is Reason.ROWS_MISSING
+    }
+    assert superseded == set(lost)
+    assert resumed.report is not None
+    assert resumed.report.siblings_redispatched.get("rows_missing", 0) == len(lost)
+    await resumed.train()
+    assert_conserved(replayed(tmp_path / "run"))
+
+
+async def test_steps_past_the_checkpoint_are_rolled_back_and_applied_once(tmp_path: Path):
+    life = await first_life(tmp_path / "run", run_config(trainer__max_steps=6))
+    await life.train_until(lambda p: p.train_step == 3)
+    await life.kill()
+    resumed = await (await next_life(tmp_path / "run", life.config)).train()
+    applied: Counter[int] = Counter()
+    for record in history(tmp_path / "run"):
+        if isinstance(record.event, e.RunRestored):
+            applied = Counter({g: n for g, n in applied.items() if n <= record.event.train_step})
+        if isinstance(record.event, e.StepApplied):
+            for group in record.event.group_ids:
+                assert group not in applied
+                applied[group] = record.event.train_step
+    assert len(applied) == 12
+    assert resumed.p.train_step == 6
+    assert_conserved(resumed.p)
+
+
+async def test_restart_before_any_checkpoint_begins_again_and_keeps_every_draw(tmp_path: Path):
+    life = await first_life(tmp_path / "run")
+    await life.train_until(lambda p: p.train_step == 1)
+    await life.kill()
+    drawn = life.p.draw_cursor
+    resumed = await next_life(tmp_path / "run", life.config)
+    assert resumed.p.draw_cursor == drawn
+    assert resumed.p.train_step == 0
+    await resumed.train()
+    draws = [event.prompt.draw_index for event in events_of(tmp_path / "run", e.GroupReserved)]
+    assert draws == list(range(len(draws)))
+    assert_conserved(replayed(tmp_path / "run"))
+
+
+async def test_many_kills_in_a_row_lose_no_prompt_and_train_none_twice(tmp_path: Path):
+    config = run_config(trainer__max_steps=6)
+    life = await first_life(tmp_path / "run", config)
+    for seals in range(4, 40, 4):
+        try:
+            await life.train_until(lambda p, seals=seals: p.sealed_total >= seals)
+        except AssertionError:
+            break
+        await life.kill()
+        life = await next_life(tmp_path / "run", config)
+    await life.kill()
+    final = await (await next_life(tmp_path / "run", config)).train()
+    p = replayed(tmp_path / "run")
+    assert_conserved(p)
+    assert p.applied_total == 12
+    assert projection_digest(p) == projection_digest(final.p)
+
+
+async def test_prompt_group_is_redone_whole_at_restart(tmp_path: Path):
+    config = run_config(trainer__max_steps=6, rollout_recovery__default_granularity=Granularity.PROMPT_GROUP)
+    parts = FakeParts()
+    parts.prepare = lambda parts: parts.pool.hold(4, 2, 1) and None
+    life = await first_life(tmp_path / "run", config, parts)
+    await life.train_until(
+        lambda p: bool(p.checkpoints) and 4 in p.groups and p.groups[4].siblings[0].running
+    )
+    assert not any(s.sealed for s in life.p.groups[4].siblings.values())
+    await life.kill()
+    resumed = await (await next_life(tmp_path / "run", config)).train()
+    attempts = {(o.generation, o.attempt) for o in resumed.parts.pool.calls if o.group_id == 4}
+    assert attempts == {(0, 2), (1, 2), (2, 2)}
+    assert_conserved(replayed(tmp_path / "run"))
+
+
+async def test_prompt_group_discards_every_result_of_an_attempt_in_which_one_failed(tmp_path: Path):
+    config = run_config(rollout_recovery__task_granularity_overrides={"even": Granularity.PROMPT_GROUP})
+    parts = FakeParts()
+    parts.prepare = lambda parts: (
+        [parts.pool.fail(group, 1, 1, Reason.INFRASTRUCTURE_FAILURE) for group in range(8)] and None
+    )
+    life = await (await first_life(tmp_path / "run", config, parts)).train()
+    whole = {
+        event.group_id
+        for event in events_of(tmp_path / "run", e.GroupReserved)
+        if event.granularity is Granularity.PROMPT_GROUP
+    }
+    assert whole
+    for group in whole:
+        orders = Counter((o.generation, o.attempt) for o in life.parts.pool.calls if o.group_id == group)
+        assert set(orders) == {(g, a) for g in range(3) for a in (1, 2)}
+    for group in set(range(8)) - whole:
+        generated = {(o.generation, o.attempt) for o in life.parts.pool.calls if o.group_id == group}
+        assert generated == {(0, 1), (1, 1), (1, 2), (2, 1)}
+    reasons = Counter(event.reason for event in events_of(tmp_path / "run", e.AttemptSuperseded))
+    assert reasons[Reason.INFRASTRUCTURE_FAILURE] == 8
+    assert reasons[Reason.COHORT_RESTART] == 2 * len(whole)
+    staged = list(life.parts.data_plane.rows[Partition.STAGING])
+    assert staged == []
+
+
+async def test_late_result_of_a_timed_out_attempt_is_rejected_and_recorded(tmp_path: Path):
+    config = run_config(rollout__sibling_timeout_s=0.05)
+    parts = FakeParts()
+    gates: list[asyncio.Event] = []
+    parts.prepare = lambda parts: gates.append(parts.pool.hold(0, 1, 1))
+    life = await first_life(tmp_path / "run", config, parts)
+    await life.train_until(lambda p: p.superseded.get(Reason.TIMEOUT, 0) == 1)
+    gates[0].set()
+    await life.finish()
+    rejected = events_of(tmp_path / "run", e.LateResultRejected)
+    assert [(r.group_id, r.generation, r.attempt) for r in rejected] == [(0, 1, 1)]
+    sealed = [
+        s.attempt
+        for s in events_of(tmp_path / "run", e.SiblingSealed)
+        if (s.group_id, s.generation) == (0, 1)
+    ]
+    assert sealed == [2]
+    assert life.parts.data_plane.rows[Partition.STAGING] == {}
+
+
+async def test_lost_worker_costs_one_attempt(tmp_path: Path):
+    parts = FakeParts()
+    parts.prepare = lambda parts: parts.pool.lose_worker(1, 0, 1)
+    life = await (await first_life(tmp_path / "run", parts=parts)).train()
+    assert life.p.superseded == {Reason.WORKER_LOST: 1}
+    assert_conserved(life.p)
+
+
+async def test_spent_retry_budget_parks_the_group_and_training_goes_on(tmp_path: Path):
+    config = run_config(rollout__max_data_retries=1)
+    parts = FakeParts()
+    parts.prepare = lambda parts: [parts.pool.fail(1, 0, a, Reason.DATA_FAILURE) for a in (1, 2)] and None
+    life = await (await first_life(tmp_path / "run", config, parts)).train()
+    assert life.p.train_step == 4
+    assert life.p.parked_total == 1
+    assert life.p.groups[1].parked_reason is Reason.RETRY_BUDGET
+    assert_conserved(life.p)
+
+
+async def test_lost_finalize_answer_is_driven_again_and_gives_each_row_once(tmp_path: Path):
+    parts = FakeParts()
+
+    def script(parts: FakeParts) -> None:
+        parts.finalizer.lose_answers = 2
+
+    parts.prepare = script
+    life = await (await first_life(tmp_path / "run", parts=parts)).train()
+    finalized = Counter(event.group_id for event in events_of(tmp_path / "run", e.GroupFinalized))
+    assert set(finalized.values()) == {1}
+    assert len(life.parts.finalizer.calls) == 8 + 2
+
+
+async def test_rejected_finalize_redoes_the_sibling_that_is_no_good(tmp_path: Path):
+    parts = FakeParts()
+    rejected = FinalizeRejected(group_id=2, generation=1, reason=Reason.DIGEST_MISMATCH, detail="scripted")
+    parts.prepare = lambda parts: parts.finalizer.reject.update({2: rejected})
+    life = await (await first_life(tmp_path / "run", parts=parts)).train()
+    generated = sorted((o.generation, o.attempt) for o in life.parts.pool.calls if o.group_id == 2)
+    assert generated == [(0, 1), (1, 1), (1, 2), (2, 1)]
+    assert life.p.superseded == {Reason.DIGEST_MISMATCH: 1}
+
+
+async def test_group_with_too_few_valid_siblings_is_dropped_with_its_reason(tmp_path: Path):
+    parts = FakeParts()
+
+    def script(parts: FakeParts) -> None:
+        for generation in (0, 1):
+            parts.pool.answers[3, generation, 1] = lambda order: parts.pool.seal(
+                order, validity=Validity.FAILED
+            )
+
+    parts.prepare = script
+    life = await (await first_life(tmp_path / "run", parts=parts)).train()
+    assert life.p.dropped == {Reason.LOW_VALID_FRACTION: 1}
+    assert life.parts.data_plane.rows[Partition.STAGING] == {}
+    assert_conserved(life.p)
+
+
+async def test_promised_rows_that_are_missing_are_named_and_nothing_is_changed(tmp_path: Path):
+    life, group_id = await interrupted_life(tmp_path / "run")
+    await life.kill()
+    before = files_of(tmp_path / "run")
+    gone = staging_key(group_id, 0, 1, 0)
+
+    parts = FakeParts()
+    parts.tamper = lambda data_plane: data_plane.rows[Partition.STAGING].pop(gone) and None
+    with pytest.raises(RowsMissingError, match=gone):
+        await next_life(tmp_path / "run", life.config, parts)
+    assert files_of(tmp_path / "run") == before
+    assert parts.data_plane.closed
+
+    # The choice to redo them is explicit.
+    config = run_config(trainer__max_steps=6, rollout_recovery__missing_rows="redispatch")
+    resumed = await (await next_life(tmp_path / "run", config, parts)).train()
+    assert (group_id, 0) in resumed.parts.pool.attempts()
+    assert_conserved(replayed(tmp_path / "run"))
+
+
+async def test_promised_canonical_rows_that_differ_are_refused(tmp_path: Path):
+    life = await first_life(tmp_path / "run", run_config(trainer__max_steps=6))
+    await life.train_until(
+        lambda p: any(
+            c.position.seq > g.finalized_seq > 0 for c in p.checkpoints for g in p.live_groups() if g.rows
+        )
+    )
+    position = life.p.checkpoints[-1].position.seq
+    group = next(g for g in life.p.live_groups() if g.rows and g.finalized_seq <= position)
+    await life.kill()
+    key = canonical_key(group.group_id, 0, group.rows[0].attempt)
+
+    def tamper(data_plane: FakeDataPlane) -> None:
+        import msgspec
+
+        tag = data_plane.rows[Partition.TRAINING][key]
+        data_plane.rows[Partition.TRAINING][key] = msgspec.structs.replace(tag, digest=bytes(16))
+
+    parts = FakeParts()
+    parts.tamper = tamper
+    with pytest.raises(RowsMissingError, match=f"{key} \\(digest_mismatch\\)"):
+        await next_life(tmp_path / "run", life.config, parts)
+
+
+async def test_rows_that_nobody_refers_to_are_cleared_and_counted(tmp_path: Path):
+    from kinlog.schemas.rows import RowTag
+
+    life, _ = await interrupted_life(tmp_path / "run")
+    await life.kill()
+    orphan = RowTag(group_id=900, generation=0, attempt=1, call=0, digest=bytes(16))
+    parts = FakeParts()
+    parts.tamper = lambda data_plane: data_plane.rows[Partition.STAGING].update({"orphan": orphan})
+    resumed = await next_life(tmp_path / "run", life.config, parts)
+    assert "orphan" not in parts.data_plane.rows[Partition.STAGING]
+    assert resumed.report is not None
+    assert resumed.report.rows_cleared["staging"] >= 1
+    cleared = [c for c in events_of(tmp_path / "run", e.RowsCleared) if c.reason is Reason.UNREFERENCED]
+    assert any(900 in c.group_ids for c in cleared)
+    await resumed.kill()
+
+
+async def test_half_written_newest_checkpoint_is_skipped_with_the_reason(tmp_path: Path):
+    config = run_config(trainer__max_steps=6)
+    life = await first_life(tmp_path / "run", config)
+    await life.train_until(lambda p: len(p.checkpoints) == 2)
+    names = [c.name for c in life.p.checkpoints]
+    await life.kill()
+    (tmp_path / "run" / "checkpoints" / names[1] / MANIFEST_NAME).unlink()
+    resumed = await next_life(tmp_path / "run", config)
+    assert resumed.report is not None
+    assert resumed.report.checkpoint == names[0]
+    assert [s.name for s in resumed.report.skipped] == [names[1]]
+    assert MANIFEST_NAME in resumed.report.skipped[0].reason
+    await resumed.train()
+    assert_conserved(replayed(tmp_path / "run"))
+
+
+async def test_checkpoint_that_cannot_be_loaded_gives_way_to_an_older_one(tmp_path: Path):
+    config = run_config(trainer__max_steps=6)
+    life = await first_life(tmp_path / "run", config)
+    await life.train_until(lambda p: len(p.checkpoints) == 2)
+    names = [c.name for c in life.p.checkpoints]
+    await life.kill()
+
+    class Stubborn(FakeParts):
+        loads = 0
+
+        async def start_data_plane(self) -> FakeDataPlane:
+            data_plane = await super().start_data_plane()
+            load = data_plane.load
+
+            async def once_broken(directory: Path, *, timeout_s: float) -> None:
+                self.loads += 1
+                if self.loads == 1:
+                    raise DataPlaneError("scripted")
+                await load(directory, timeout_s=timeout_s)
+
+            data_plane.load = once_broken  # type: ignore[method-assign]
+            return data_plane
+
+    resumed = await next_life(tmp_path / "run", config, Stubborn())
+    assert resumed.report is not None
+    assert resumed.report.checkpoint == names[0]
+    await resumed.kill()
+
+
+async def test_failed_save_costs_a_checkpoint_and_not_the_run(tmp_path: Path):
+    parts = FakeParts()
+    life = await first_life(tmp_path / "run", parts=parts)
+    parts.data_plane.fail_save = DataPlaneError("scripted")
+    await life.train()
+    failed = events_of(tmp_path / "run", e.CheckpointFailed)
+    assert {event.name for event in failed} == {"step_000002", "step_000004"}
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == []
+
+
+async def test_checkpoint_directory_alone_restarts_the_run(tmp_path: Path):
+    life, group_id = await interrupted_life(tmp_path / "run")
+    checkpoint = tmp_path / "run" / "checkpoints" / life.p.checkpoints[-1].name
+    await life.kill()
+    import shutil
+
+    copied = tmp_path / "copied"
+    (copied / "checkpoints").mkdir(parents=True)
+    shutil.copytree(checkpoint, copied / "checkpoints" / checkpoint.name)
+    shutil.copytree(checkpoint / "log", copied / "log")
+    resumed = await (await next_life(copied, life.config)).train()
+    assert (group_id, 0) not in resumed.parts.pool.attempts()
+    assert resumed.p.train_step == 6
+    assert_conserved(replayed(copied))
+
+
+async def test_second_controller_is_refused_while_the_first_lives(tmp_path: Path):
+    life = await first_life(tmp_path / "run")
+    await life.train_until(lambda p: p.train_step == 1)
+    with pytest.raises(RunLockedError):
+        await next_life(tmp_path / "run", life.config)
+    with pytest.raises(RunLockedError):
+        await first_life(tmp_path / "run", life.config)
+    await life.finish()
+    with pytest.raises(RunExistsError):
+        await first_life(tmp_path / "run", life.config)
+
+
+async def test_log_shorter_than_its_checkpoint_is_refused(tmp_path: Path):
+    life, _ = await interrupted_life(tmp_path / "run")
+    await life.kill()
+    segment = next((tmp_path / "run" / "log").glob("segment-*"))
+    with open(segment, "r+b") as file:
+        file.truncate(6000)
+    with pytest.raises(LogDamagedError):
+        await next_life(tmp_path / "run", life.config)
+
+
+async def test_changed_dataset_row_is_refused_by_name(tmp_path: Path):
+    life, _ = await interrupted_life(tmp_path / "run")
+    await life.kill()
+    with pytest.raises(DatasetError, match="row-"):
+        await next_life(tmp_path / "run", life.config, FakeParts(FakeDataset(salt="changed")))
+
+
+async def test_other_storage_unit_count_is_said_not_tried(tmp_path: Path):
+    life, _ = await interrupted_life(tmp_path / "run")
+    step = life.p.checkpoints[-1].name
+    await life.kill()
+    config = run_config(trainer__max_steps=6, data_plane__num_storage_units=3)
+    resumed = await next_life(tmp_path / "run", config)
+    assert resumed.report is not None
+    assert resumed.report.checkpoint is None
+    assert [(s.name, "num_storage_units" in s.reason) for s in resumed.report.skipped] == [(step, True)]
+    await resumed.kill()
+
+
+async def test_changed_granularity_changes_nothing_for_groups_that_exist(tmp_path: Path):
+    life, group_id = await interrupted_life(tmp_path / "run")
+    await life.kill()
+    config = run_config(trainer__max_steps=6, rollout_recovery__default_granularity=Granularity.PROMPT_GROUP)
+    resumed = await (await next_life(tmp_path / "run", config)).train()
+    assert (group_id, 0) not in resumed.parts.pool.attempts()
+
+
+async def test_live_groups_never_exceed_the_permits_nor_siblings_the_worker_budget(tmp_path: Path):
+    config = run_config(rollout__max_live_groups=3, rollout__max_inflight_siblings=4)
+    parts = FakeParts()
+    parts.prepare = lambda parts: setattr(parts.pool, "delay_ticks", lambda order: 500)
+    life = await (await first_life(tmp_path / "run", config, parts)).train()
+    from kinlog.lineage.fold import fold
+    from kinlog.lineage.state import Projection
+
+    p = Projection()
+    most = 0
+    for record in history(tmp_path / "run"):
+        fold(p, record)
+        most = max(most, p.alive_total)
+    assert most == 3
+    assert life.parts.pool.max_running == 4
+
+
+async def test_exhausted_dataset_trains_what_is_left_and_ends(tmp_path: Path):
+    config = run_config(trainer__max_steps=50, dataset__max_epochs=1)
+    life = await (await first_life(tmp_path / "run", config, FakeParts(FakeDataset(size=7)))).train()
+    assert [len(event.group_ids) for event in events_of(tmp_path / "run", e.StepApplied)] == [2, 2, 2, 1]
+    assert life.p.exhausted
+    assert life.p.alive_total == 0
+    again = await (await next_life(tmp_path / "run", config, FakeParts(FakeDataset(size=7)))).train()
+    assert again.p.train_step == 4
+
+
+async def test_resume_past_the_last_step_does_nothing_and_ends(tmp_path: Path):
+    await (await first_life(tmp_path / "run")).train()
+    resumed = await (await next_life(tmp_path / "run")).train()
+    assert resumed.parts.pool.calls == []
+    assert resumed.p.train_step == 4
+
+
+@pytest.mark.parametrize("sampler", ["in_order", "windowed", "weight_fifo"])
+async def test_every_sampler_trains_to_the_end_through_a_kill(tmp_path: Path, sampler: str):
+    config = run_config(sampler__name=sampler, trainer__max_steps=6)
+    life = await first_life(tmp_path / "run", config)
+    await life.train_until(lambda p: p.train_step == 3)
+    await life.kill()
+    resumed = await (await next_life(tmp_path / "run", config)).train()
+    assert resumed.p.train_step == 6
+    assert_conserved(replayed(tmp_path / "run"))
+
+
+async def test_run_without_any_usable_checkpoint_and_a_forgotten_past_is_refused(tmp_path: Path):
+    config = run_config(trainer__max_steps=6)
+    life = await first_life(tmp_path / "run", config)
+    await life.train_until(lambda p: len(p.checkpoints) == 2 and p.frontier_step > 0)
+    await life.kill()
+    for checkpoint in (tmp_path / "run" / "checkpoints").iterdir():
+        (checkpoint / MANIFEST_NAME).unlink()
+    with pytest.raises(CheckpointError):
+        await next_life(tmp_path / "run", config)

@@ -1,0 +1,147 @@
+"""Where a restart begins: only a place on the surviving history, and never past what the log holds."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+from kinlog_builders import DATASET, LOG_ID, RUN_ID, Story, open_ledger
+
+from kinlog.lineage.ledger import Ledger
+from kinlog.lineage.log import scan_log
+from kinlog.lineage.run_directory import RunDirectory
+from kinlog.lineage.state import GroupPhase, projection_digest
+from kinlog.replay.checkpoints import MANIFEST_NAME, file_digest
+from kinlog.replay.projection import SNAPSHOT_NAME, project, write_snapshot_bytes
+from kinlog.replay.restore import restore_points, restored_projection, verify_run
+from kinlog.schemas import events as e
+from kinlog.schemas.errors import LogDamagedError
+from kinlog.schemas.manifest import FileEntry, Manifest
+from kinlog.schemas.reasons import CheckpointKind
+
+
+class Life:
+    """One life of a run on disk, which takes real checkpoints of its projection."""
+
+    def __init__(self, run: RunDirectory, ledger: Ledger) -> None:
+        self.run = run
+        self.ledger = ledger
+        self.told = Story(ledger)
+
+    def checkpoint(self) -> e.CheckpointCommitted:
+        p = self.told.p
+        position = asyncio.run(self.ledger.position())
+        name = f"step_{p.train_step:06d}"
+        path = self.run.checkpoints / name
+        path.mkdir(parents=True)
+        (path / SNAPSHOT_NAME).write_bytes(write_snapshot_bytes(p))
+        manifest = Manifest(
+            kind=CheckpointKind.TRAINER,
+            run_id=RUN_ID,
+            log_id=LOG_ID,
+            kinlog_version="0",
+            created_us=1,
+            position=position,
+            projection_digest=projection_digest(p).hex(),
+            train_step=p.train_step,
+            weight_version=p.weight_version,
+            dataset_fingerprint=DATASET,
+            draw_cursor=p.draw_cursor,
+            num_storage_units=1,
+            staging_rows=0,
+            staging_digest="",
+            training_rows=0,
+            training_digest="",
+            files=(
+                FileEntry(
+                    path=SNAPSHOT_NAME,
+                    size_bytes=(path / SNAPSHOT_NAME).stat().st_size,
+                    blake2b=file_digest(path / SNAPSHOT_NAME),
+                ),
+            ),
+        )
+        (path / MANIFEST_NAME).write_bytes(msgspec.json.encode(manifest))
+        return self.told.checkpoint(name=name)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path)
+
+
+def points(run: RunDirectory) -> dict[str | None, dict[str, str]]:
+    """Place -> why newer ones are skipped, best first."""
+    return {
+        point.name: {s.name: s.reason for s in point.skipped} for point in restore_points(run, verify_run(run))
+    }
+
+
+def test_run_without_checkpoints_restarts_at_its_beginning(run):
+    with open_ledger(run.log) as ledger:
+        Story(ledger).finalized()
+    assert points(run) == {None: {}}
+
+
+def test_newest_checkpoint_comes_first_then_older_ones_then_the_start(run):
+    with open_ledger(run.log) as ledger:
+        life = Life(run, ledger)
+        for _ in range(2):
+            life.told.train(life.told.finalized())
+            life.checkpoint()
+    assert list(points(run)) == ["step_000002", "step_000001", None]
+
+
+def test_start_of_the_run_is_out_of_reach_once_groups_of_it_are_forgotten(run):
+    with open_ledger(run.log) as ledger:
+        life = Life(run, ledger)
+        life.told.train(life.told.finalized())
+        life.checkpoint()
+        life.told.checkpoint(frontier_step=1)
+    assert list(points(run)) == ["step_000001"]
+
+
+def test_log_that_is_shorter_than_a_checkpoint_promises_is_refused(run):
+    with open_ledger(run.log) as ledger:
+        life = Life(run, ledger)
+        group = life.told.finalized()
+        early = run.log.parent / "early"
+        early.mkdir()
+        for path in run.log.glob("*.arrows"):
+            (early / path.name).write_bytes(path.read_bytes())
+        life.told.train(group)
+        life.checkpoint()
+    for path in early.iterdir():
+        (run.log / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(LogDamagedError, match="does not hold what a checkpoint"):
+        verify_run(run)
+
+
+def test_restoring_rolls_a_copy_back_and_leaves_the_original(run):
+    with open_ledger(run.log) as ledger:
+        life = Life(run, ledger)
+        first, second = life.told.finalized(), life.told.finalized()
+        life.told.train(first)
+        life.checkpoint()
+        life.told.train(second)
+    scan = scan_log(run.log)
+    whole = project(scan)
+    point = next(restore_points(run, scan))
+    rolled_back = restored_projection(whole, point)
+    assert rolled_back.groups[second].phase is GroupPhase.FINALIZED
+    assert whole.groups[second].phase is GroupPhase.APPLIED
+
+
+def test_checkpoint_whose_steps_were_rolled_back_since_is_skipped_with_the_reason(run):
+    # Its trainer has learned from groups that will be trained on again: using it would train on them twice.
+    with open_ledger(run.log) as ledger:
+        life = Life(run, ledger)
+        life.told.train(life.told.finalized())
+        kept = life.checkpoint()
+        for _ in range(2):
+            life.told.train(life.told.finalized())
+        life.checkpoint()
+        life.told.restore(kept)
+        assert life.told.p.train_step == 1
+    found = points(run)
+    assert list(found) == ["step_000001", None]
+    assert "rolled back to step 1" in found["step_000001"]["step_000003"]

@@ -1,0 +1,114 @@
+"""Environments: who judges an answer, and what an agent does about the verdict."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+from kinlog.schemas.errors import ConfigError
+from kinlog.schemas.settings import RolloutSettings
+from kinlog.workers.tasks import Item
+
+__all__ = ["AGENTS", "Environment", "EnvironmentFailure", "Scorer", "Verdict", "build_environment"]
+
+#: How the ``retry`` agent says that an answer was wrong.
+_WRONG = "?"
+
+_INTEGER = re.compile(r"-?[0-9]+")
+
+
+class EnvironmentFailure(Exception):
+    """The environment could not judge, through no fault of the tokens. The rollout is kept, and not trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an environment says about the answer of one model call."""
+
+    reward: float
+    """The rollout's reward if it ends here, before shaping."""
+    well_formed: bool
+    """Whether the answer looks like one: here, an integer."""
+    feedback: str | None
+    """What the policy reads before its next call; ``None`` ends the rollout."""
+
+
+class Scorer(Protocol):
+    """The verifier: :class:`kinlog.workers.tasks.TaskMixture`, or what a test puts in its place."""
+
+    def score(self, item: Item, answer: str) -> float:
+        """Return a score in [0, 1], where 1 is right."""
+        ...
+
+
+class Environment(Protocol):
+    """Judges the calls of a rollout, one by one. It keeps no state between them: siblings share it."""
+
+    async def judge(self, item: Item, answer: str, *, call: int) -> Verdict:
+        """Return the verdict on ``answer``, the decoded completion of model call ``call`` (from 0).
+
+        Raises
+        ------
+        EnvironmentFailure
+            It cannot tell.
+        """
+        ...
+
+
+class SingleTurn:
+    """One model call; its score is the reward."""
+
+    def __init__(self, scorer: Scorer, settings: RolloutSettings) -> None:
+        self._scorer = scorer
+
+    async def judge(self, item: Item, answer: str, *, call: int) -> Verdict:
+        """Return the verifier's score."""
+        score = self._scorer.score(item, answer)
+        return Verdict(reward=score, well_formed=_is_integer(answer), feedback=None)
+
+
+class Retry:
+    """A wrong answer is told so and gets another call, up to ``max_turns``. The last answer is the one that counts.
+
+    Its reward is ``score * retry_discount ** call``: a right answer is worth more the sooner it comes, and a partly
+    right one cannot be banked by stopping early.
+    """
+
+    def __init__(self, scorer: Scorer, settings: RolloutSettings) -> None:
+        self._scorer = scorer
+        self._max_turns = settings.max_turns
+        self._discount = settings.retry_discount
+
+    async def judge(self, item: Item, answer: str, *, call: int) -> Verdict:
+        """Return the discounted score, with feedback unless the answer is right or was the last."""
+        score = self._scorer.score(item, answer)
+        ended = score >= 1.0 or call + 1 >= self._max_turns
+        return Verdict(
+            reward=score * self._discount**call,
+            well_formed=_is_integer(answer),
+            feedback=None if ended else _WRONG,
+        )
+
+
+#: The agents that a task can name.
+AGENTS: Mapping[str, Callable[[Scorer, RolloutSettings], Environment]] = MappingProxyType(
+    {"single_turn": SingleTurn, "retry": Retry}
+)
+
+
+def build_environment(agent_name: str, scorer: Scorer, settings: RolloutSettings) -> Environment:
+    """Return the environment of the agent of that name.
+
+    Raises
+    ------
+    ConfigError
+        There is no such agent.
+    """
+    if agent_name not in AGENTS:
+        raise ConfigError(f"dataset.tasks: expected an agent of {sorted(AGENTS)}, found {agent_name!r}")
+    return AGENTS[agent_name](scorer, settings)
+
+
+def _is_integer(answer: str) -> bool:
+    return _INTEGER.fullmatch(answer) is not None

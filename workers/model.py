@@ -1,0 +1,95 @@
+"""The policy: a causal language model with its tokenizer, built small from settings or read from a local directory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+from kinlog.schemas.errors import ConfigError
+from kinlog.schemas.settings import ModelSettings
+from kinlog.workers.tokenizer import CharacterTokenizer, Tokenizer
+
+__all__ = ["Policy", "load_policy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A causal language model in float32, and what belongs to it."""
+
+    model: torch.nn.Module
+    tokenizer: Tokenizer
+    max_positions: int
+    """Longest sequence, prompt and completion together, in tokens."""
+
+
+def load_policy(settings: ModelSettings) -> Policy:
+    """Return the policy that ``settings`` describe. The same settings give the same weights, bit for bit.
+
+    Parameters
+    ----------
+    settings:
+        ``path`` of a local Hugging Face directory, or the sizes, alphabet and seed of a small Qwen2 model.
+
+    Raises
+    ------
+    ConfigError
+        The sizes do not fit each other, or the directory's tokenizer has no end token.
+    """
+    if settings.path is not None:
+        return _read_policy(settings.path, settings.max_positions)
+    if settings.hidden_size % (2 * settings.num_heads):
+        # Rotary embeddings turn pairs of features: a head of odd width cannot be rotated.
+        raise ConfigError(
+            f"model.hidden_size: expected a multiple of 2 * num_heads = {2 * settings.num_heads}, "
+            f"found {settings.hidden_size}"
+        )
+    tokenizer = CharacterTokenizer(settings.alphabet)
+    config = Qwen2Config(
+        vocab_size=tokenizer.vocabulary_size,
+        hidden_size=settings.hidden_size,
+        intermediate_size=2 * settings.hidden_size,
+        num_hidden_layers=settings.num_layers,
+        num_attention_heads=settings.num_heads,
+        num_key_value_heads=settings.num_heads,
+        max_position_embeddings=settings.max_positions,
+        tie_word_embeddings=False,
+        initializer_range=settings.initializer_range,
+        pad_token_id=tokenizer.pad_id,
+        bos_token_id=tokenizer.bos_id,
+        eos_token_id=tokenizer.eos_id,
+    )
+    with torch.random.fork_rng(devices=[]):  # the caller's random state is part of its checkpoint
+        torch.manual_seed(settings.seed)
+        model = Qwen2ForCausalLM(config)
+    return Policy(model=model.float(), tokenizer=tokenizer, max_positions=settings.max_positions)
+
+
+def _read_policy(path: str, max_positions: int) -> Policy:
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"model.path: the tokenizer of {path} has no eos token, by which a completion ends")
+    model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True, dtype=torch.float32)
+    limit = min(max_positions, int(model.config.max_position_embeddings))
+    vocabulary_size = int(model.get_input_embeddings().num_embeddings)
+    return Policy(
+        model=model, tokenizer=_PretrainedTokenizer(tokenizer, vocabulary_size), max_positions=limit
+    )
+
+
+class _PretrainedTokenizer:
+    """A Hugging Face tokenizer behind the verbs of :class:`Tokenizer`."""
+
+    def __init__(self, tokenizer: Any, vocabulary_size: int) -> None:
+        self._tokenizer = tokenizer
+        # The embedding may be larger than the tokenizer's vocabulary, and its spare ids can be sampled.
+        self.vocabulary_size = vocabulary_size
+        self.eos_id = int(tokenizer.eos_token_id)
+        self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.eos_id)
+
+    def encode(self, text: str) -> list[int]:
+        return [int(token_id) for token_id in self._tokenizer.encode(text, add_special_tokens=False)]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
