@@ -2,6 +2,7 @@
 
 import errno
 import importlib
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -78,13 +79,36 @@ def train_command(config: Path, resume: bool, run_dir: Path | None) -> None:
       kinlog train run.yaml --run-dir runs/first --resume
     """
     load_config(config)  # a misspelt key is told at once, not after the training stack is imported
-    status: int = _runtime().train(config, resume=resume, run_dir=run_dir)
+    status: int = _runtime("launch").train(config, resume=resume, run_dir=run_dir)
     click.get_current_context().exit(status)
 
 
-def _runtime() -> ModuleType:
+@cli.command("demo")
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the run goes; by default a new directory in runs/.",
+)
+@click.option(
+    "--config", type=click.Path(path_type=Path), help="Train this instead of the embedded configuration."
+)
+@click.option(
+    "--min-step", default=5, show_default=True, help="Kill after a checkpoint at this step or later."
+)
+def demo_command(run_dir: Path | None, config: Path | None, min_step: int) -> None:
+    """Train, SIGKILL the run in the middle of generation, resume it, train to the end, and prove it from the log.
+
+    \b
+    Example
+      kinlog demo
+    """
+    run_dir = run_dir or Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
+    _runtime("demo").run_demo(run_dir, config=config, min_step=min_step)
+
+
+def _runtime(module: str) -> ModuleType:
     try:
-        return importlib.import_module("kinlog.controller.launch")
+        return importlib.import_module(f"kinlog.controller.{module}")
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing.partition(".")[0] == "kinlog":

@@ -16,7 +16,7 @@ import psutil
 from kinlog.lineage.fold import fold
 from kinlog.lineage.log import scan_log
 from kinlog.lineage.run_directory import RunDirectory
-from kinlog.lineage.state import GroupPhase, Projection
+from kinlog.lineage.state import GroupState, Projection
 from kinlog.schemas.errors import KinlogError, LogDamagedError, RunNotFoundError
 from kinlog.schemas.events import CheckpointCommitted
 
@@ -38,9 +38,13 @@ class Moment(NamedTuple):
     checkpoint: str
     seq: int
     unfinished_groups: tuple[int, ...]
-    """Groups that have both sealed and running siblings, and had sealed ones at the checkpoint already."""
+    """Groups that have both sealed and running siblings."""
     sealed: int
+    """Their sealed siblings."""
     running: int
+    """Their running ones."""
+    reusable: int
+    """Sealed siblings that the checkpoint holds of groups that were unfinished when it was taken."""
 
 
 def run_demo(run_dir: Path, *, config: Path | None = None, min_step: int = 10) -> None:
@@ -66,7 +70,8 @@ def run_demo(run_dir: Path, *, config: Path | None = None, min_step: int = 10) -
     _title("2  it was killed: what the log says")
     _say(
         f"SIGKILL to the whole process tree at seq {moment.seq}, after checkpoint {moment.checkpoint}.\n"
-        f"Groups {list(moment.unfinished_groups)} had {moment.sealed} sealed and {moment.running} running siblings."
+        f"{len(moment.unfinished_groups)} groups had both: {moment.sealed} sealed and {moment.running} running siblings.\n"
+        f"The checkpoint holds {moment.reusable} finished siblings of groups that were unfinished when it was taken."
     )
     _kinlog("plan", str(run_dir))
     _title("3  it is resumed, and trains to the end")
@@ -128,7 +133,8 @@ class _Follower:
     def look(self) -> Moment | None:
         """Read on, and return what makes this a good moment to kill the run, ``None`` when it is none.
 
-        A group must be under way that had sealed siblings at the newest checkpoint and has unfinished ones now.
+        Some group must have both sealed and running siblings, and the newest checkpoint must hold sealed siblings of
+        groups that were unfinished.
         """
         for record in scan_log(self._run.log).events(after_seq=self._now.last_seq):
             fold(self._now, record)
@@ -140,11 +146,13 @@ class _Follower:
         groups = [
             group
             for group in self._now.live_groups()
-            if group.phase is GroupPhase.GENERATING
-            and any(s.running for s in group.siblings.values())
-            and any(0 < s.sealed_seq <= checkpoint.position.seq for s in group.siblings.values())
+            if any(s.running for s in group.siblings.values())
+            and any(s.sealed is not None for s in group.siblings.values())
         ]
-        if not groups:
+        reusable = sum(
+            _sealed_by(group, checkpoint.position.seq) for group in self._unfinished_at(checkpoint)
+        )
+        if not groups or not reusable:
             return None
         siblings = [sibling for group in groups for sibling in group.siblings.values()]
         return Moment(
@@ -153,7 +161,20 @@ class _Follower:
             unfinished_groups=tuple(group.group_id for group in groups),
             sealed=sum(sibling.sealed is not None for sibling in siblings),
             running=sum(sibling.running for sibling in siblings),
+            reusable=reusable,
         )
+
+    def _unfinished_at(self, checkpoint: CheckpointCommitted) -> list[GroupState]:
+        """Return the groups of which the checkpoint holds some siblings, and not yet all."""
+        return [
+            group
+            for group in self._now.groups.values()
+            if 0 < _sealed_by(group, checkpoint.position.seq) < group.num_generations
+        ]
+
+
+def _sealed_by(group: GroupState, seq: int) -> int:
+    return sum(0 < sibling.sealed_seq <= seq for sibling in group.siblings.values())
 
 
 def kill_tree(pid: int) -> int:

@@ -8,8 +8,9 @@ acknowledges anything, so what it acknowledged the new writer has read.
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -326,16 +327,19 @@ def create_log(
     store.make_directory(directory)
     lock = _take_lock(store, directory)
     try:
-        paths = [directory / name for name in store.names(directory) if parse_segment_name(name)]
-        if not _never_begun(store, paths):
-            raise RunExistsError(f"{directory} already holds a log: resume it, or choose another directory")
-        epoch = _claim_epoch(store, directory)
-        store.sync_directory(directory.parent)
-        start = WriterStart(directory, log_id, run_id, writer_version, Position(epoch, 0, 0))
-        writer = LogWriter(store, start, settings)
-    except BaseException as error:
+        with _disk_errors_explained(directory):
+            paths = [directory / name for name in store.names(directory) if parse_segment_name(name)]
+            if not _never_begun(store, paths):
+                raise RunExistsError(
+                    f"{directory} already holds a log: resume it, or choose another directory"
+                )
+            epoch = _claim_epoch(store, directory)
+            store.sync_directory(directory.parent)
+            start = WriterStart(directory, log_id, run_id, writer_version, Position(epoch, 0, 0))
+            writer = LogWriter(store, start, settings)
+    except BaseException:
         lock.release()
-        _raise_clearly(directory, error)
+        raise
     return OpenedLog(
         LogScan(directory, store, [], Position(0, 0, 0), log_id, run_id, [], []), writer, lock, ()
     )
@@ -373,19 +377,20 @@ def open_log(
     """
     store = store or LocalStore()
     try:
-        scan = scan_log(directory, store=store, marks=marks)  # refuse before anything is changed
-        lock = lock or _take_lock(store, directory, take_over=take_over)
-        epoch = _claim_epoch(store, directory)
-        # Read again, now that older writers are fenced: what they acknowledged meanwhile counts.
-        scan = scan_log(directory, store=store, marks=marks)
-        repaired = _repair(store, scan)
-        after = Position(epoch, scan.end.seq, scan.end.checksum)
-        start = WriterStart(directory, scan.log_id, scan.run_id, writer_version, after)
-        writer = LogWriter(store, start, settings)
-    except BaseException as error:
+        with _disk_errors_explained(directory):
+            scan = scan_log(directory, store=store, marks=marks)  # refuse before anything is changed
+            lock = lock or _take_lock(store, directory, take_over=take_over)
+            epoch = _claim_epoch(store, directory)
+            # Read again, now that older writers are fenced: what they acknowledged meanwhile counts.
+            scan = scan_log(directory, store=store, marks=marks)
+            repaired = _repair(store, scan)
+            after = Position(epoch, scan.end.seq, scan.end.checksum)
+            start = WriterStart(directory, scan.log_id, scan.run_id, writer_version, after)
+            writer = LogWriter(store, start, settings)
+    except BaseException:
         if lock is not None:
             lock.release()
-        _raise_clearly(directory, error)
+        raise
     return OpenedLog(scan, writer, lock, repaired)
 
 
@@ -423,13 +428,17 @@ def _claim_epoch(store: Store, directory: Path) -> int:
     return epoch
 
 
-def _raise_clearly(directory: Path, error: BaseException) -> NoReturn:
-    if isinstance(error, OSError) and not isinstance(error, KinlogError):
+@contextmanager
+def _disk_errors_explained(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except KinlogError:
+        raise
+    except OSError as error:
         raise LogWriteError(
             f"the log in {directory} cannot be opened for writing: {error}. Nothing recorded is lost. "
             "Free or repair the disk, then try again."
         ) from error
-    raise error
 
 
 def _repair(store: Store, scan: LogScan) -> tuple[TailTruncated, ...]:

@@ -143,16 +143,16 @@ def decode_event(encoded: EncodedEvent) -> Event:
     for name in layout.columns:
         fields[name] = getattr(encoded, name)
     if "reason" in fields:
-        fields["reason"] = _reason(encoded)
+        fields["reason"] = _reason(encoded.kind, fields["reason"])
     return layout.event_type(**fields)
 
 
-def _reason(encoded: EncodedEvent) -> Reason:
+def _reason(kind: str, name: str) -> Reason:
     try:
-        return Reason(encoded.reason)
+        return Reason(name)
     except ValueError as error:
         raise LogUnsupportedError(
-            f"{encoded.kind} has reason {encoded.reason!r}, which this kinlog does not know: "
+            f"{kind} has reason {name!r}, which this kinlog does not know: "
             "the log was written by a newer version. Upgrade kinlog to read it."
         ) from error
 

@@ -124,7 +124,8 @@ async def test_siblings_sealed_after_the_checkpoint_are_redone_as_rows_missing(t
         (group.group_id, g)
         for group in life.p.live_groups()
         for g, s in group.siblings.items()
-        if s.sealed_seq > checkpoint.position.seq and staging_key(group.group_id, g, s.attempt, 0) not in saved
+        if s.sealed_seq > checkpoint.position.seq
+        and staging_key(group.group_id, g, s.attempt, 0) not in saved
     ]
     assert lost
     resumed = await next_life(tmp_path / "run", life.config)

@@ -152,9 +152,7 @@ def test_result_for_a_group_that_left_is_rejected_and_recorded(told):
         assert seal_sibling(told.p, result) == late(result)
 
 
-@pytest.mark.parametrize(
-    ("group_id", "generation", "attempt"), [(1, 0, 1), (0, 2, 1), (0, 0, 2), (0, 0, 0)]
-)
+@pytest.mark.parametrize(("group_id", "generation", "attempt"), [(1, 0, 1), (0, 2, 1), (0, 0, 2), (0, 0, 0)])
 def test_result_of_what_was_never_dispatched_is_an_error(told, group_id, generation, attempt):
     told.generating()
     with pytest.raises(TransitionError, match="never"):

@@ -238,7 +238,11 @@ def test_step_applies_exactly_the_groups_that_were_claimed_for_it(told):
     refused(told, e.StepApplied(train_step=1, group_ids=tuple(groups)), "expected phase claimed")
     refused(told, e.StepApplied(train_step=2, group_ids=tuple(groups[:2])), "expected step 1, found step 2")
     refused(told, e.StepApplied(train_step=1, group_ids=(groups[0], groups[0])), "lists a group twice")
-    refused(told, e.StepApplied(train_step=1, group_ids=(groups[0],)), rf"leaves out claimed groups \[{groups[1]}\]")
+    refused(
+        told,
+        e.StepApplied(train_step=1, group_ids=(groups[0],)),
+        rf"leaves out claimed groups \[{groups[1]}\]",
+    )
     told.apply(*groups[:2])
     assert told.p.steps == {1: tuple(groups[:2])}
     assert told.p.train_step == 1

@@ -79,7 +79,7 @@ class RunAgainstModel(RuleBasedStateMachine):
     def a_group_goes_all_the_way(self, siblings: int, cohort: bool) -> None:
         """What a random walk would seldom reach: a group that can be claimed."""
         granularity = Granularity.PROMPT_GROUP if cohort else Granularity.SIBLING
-        self.told.finalized(siblings=siblings, granularity=granularity)
+        self.told.finalized(siblings=siblings, granularity=granularity, weight_version=0)
         self.groups.append(Group(cohort, [Sibling(1, "sealed", 1.0) for _ in range(siblings)], "finalized"))
 
     @rule(number=PICK)
@@ -228,6 +228,13 @@ class RunAgainstModel(RuleBasedStateMachine):
         for group_id in claimed:
             self.groups[group_id].status = "applied"
 
+    @rule()
+    def claim_and_apply_whatever_is_finalized(self) -> None:
+        for _ in self.in_status("finalized"):
+            self.claim(0)
+        if self.in_status("claimed"):
+            self.apply()
+
     @rule(behind=st.integers(0, 2))
     def checkpoint(self, behind: int) -> None:
         self.frontier = max(self.frontier, len(self.steps) - behind)
@@ -241,9 +248,7 @@ class RunAgainstModel(RuleBasedStateMachine):
     @rule(back=st.integers(0, 3))
     def restore(self, back: int) -> None:
         step = max(self.frontier, len(self.steps) - back)
-        self.told.commit(
-            e.RunRestored(checkpoint="c", position=None, train_step=step, weight_version=step)
-        )
+        self.told.commit(e.RunRestored(checkpoint="c", position=None, train_step=step, weight_version=step))
         self.restarts += 1
         del self.steps[step:]
         for group in self.groups:
@@ -305,4 +310,4 @@ class RunAgainstModel(RuleBasedStateMachine):
 
 
 TestRunAgainstModel = RunAgainstModel.TestCase
-TestRunAgainstModel.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestRunAgainstModel.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)

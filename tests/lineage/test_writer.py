@@ -127,15 +127,24 @@ def test_interval_policy_syncs_by_itself_when_nothing_more_comes(opening, store)
     assert gate.reached.wait(LIMIT_S)
 
 
+class Seconds:
+    """A monotonic clock that moves only when told to."""
+
+    now = 0
+
+    def __call__(self) -> float:
+        return float(self.now)
+
+
 def test_interval_policy_syncs_in_time_under_a_steady_stream_of_appends(store, tmp_path):
-    now_s = 0.0
+    clock = Seconds()
     store.create(tmp_path / segment_name(1, 0)).close()
     start = WriterStart(tmp_path, "l", "r", "test", e.Position(1, 0, 0))
     settings = log_settings(durability="interval", interval_ms=3_600_000)
-    writer = LogWriter(store, start, settings, monotonic_s=lambda: now_s)
+    writer = LogWriter(store, start, settings, monotonic_s=clock)
     store.syncs.clear()
     synced = []
-    for now_s in (0.0, 3599.0, 3601.0, 3602.0, 7200.0, 7203.0):
+    for clock.now in (0, 3599, 3601, 3602, 7200, 7203):
         writer.append(encoded(1), 0).wait(LIMIT_S)
         synced.append(len(store.syncs))
     writer.close()

@@ -16,7 +16,6 @@ from kinlog.replay.checkpoints import (
     read_manifest,
     verify_files,
 )
-from kinlog.schemas.errors import CheckpointError
 from kinlog.schemas.events import Position
 from kinlog.schemas.manifest import MANIFEST_FORMAT, FileEntry, Manifest
 from kinlog.schemas.reasons import CheckpointKind
@@ -28,9 +27,7 @@ def write_checkpoint(directory: Path, name: str, seq: int, **changed: object) ->
     (path / "projection.zst").write_bytes(b"projection of " + name.encode())
     (path / "trainer" / "weights").write_bytes(b"weights of " + name.encode() * 50)
     entries = tuple(
-        FileEntry(
-            path=str(file.relative_to(path)), size_bytes=file.stat().st_size, blake2b=file_digest(file)
-        )
+        FileEntry(path=str(file.relative_to(path)), size_bytes=file.stat().st_size, blake2b=file_digest(file))
         for file in sorted(path.rglob("*"))
         if file.is_file()
     )

@@ -149,7 +149,9 @@ def test_promised_staged_rows_that_are_missing_are_refused_by_name(told):
     told.seal(group, 0)
     lost = staging_key(group, 0, 1, 0)
     inventory = Inventory(without(expected_inventory(told.p).staging, lost), {})
-    with pytest.raises(RowsMissingError, match=rf"step_000001 promised 1 rows .*{lost} \(rows_missing\).*redispatch"):
+    with pytest.raises(
+        RowsMissingError, match=rf"step_000001 promised 1 rows .*{lost} \(rows_missing\).*redispatch"
+    ):
         planned(told, inventory, promised=here(told))
 
 
@@ -386,9 +388,7 @@ def test_plan_of_any_run_after_any_loss_folds_and_keeps_only_what_is_there(seed)
         return {key: tag for key, tag in rows.items() if chance.random() >= loss}
 
     inventory = Inventory(survivors(whole.staging), survivors(whole.training))
-    policy = RecoveryPolicy(
-        missing_rows="redispatch", future_weights=chance.choice(["reuse", "discard"])
-    )
+    policy = RecoveryPolicy(missing_rows="redispatch", future_weights=chance.choice(["reuse", "discard"]))
     stale = tuple(g.group_id for g in p.live_groups() if chance.random() < 0.1)
     plan = checked(p, inventory, promised, policy, stale)
     assert not plan.missing_promised or loss > 0

@@ -72,7 +72,8 @@ def run(tmp_path: Path) -> RunDirectory:
 def points(run: RunDirectory) -> dict[str | None, dict[str, str]]:
     """Place -> why newer ones are skipped, best first."""
     return {
-        point.name: {s.name: s.reason for s in point.skipped} for point in restore_points(run, verify_run(run))
+        point.name: {s.name: s.reason for s in point.skipped}
+        for point in restore_points(run, verify_run(run))
     }
 
 

@@ -1,0 +1,52 @@
+# Two commands do everything: `make demo` and `make test`. Each creates the environment it needs, in .venv.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PACKAGES := schemas lineage replay controller workers
+
+.PHONY: demo test lint types contracts unit e2e clean
+
+demo: .venv/.train  ## train, kill, resume, train to the end, verify: about four minutes
+	$(BIN)/kinlog demo
+
+test: lint types contracts unit e2e  ## everything that CI checks
+
+lint: .venv/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+# The type checker does not follow an editable install's import hooks: it is shown the layout by a link.
+types: .venv/.dev
+	mkdir -p build/typing && ln -sfn ../.. build/typing/kinlog
+	MYPYPATH=build/typing $(BIN)/mypy $(foreach package,$(PACKAGES),-p kinlog.$(package))
+
+contracts: .venv/.dev
+	$(BIN)/lint-imports
+
+unit: .venv/.dev .venv-base/.base
+	$(BIN)/python -m pytest -m "not e2e"
+
+e2e: .venv/.dev
+	$(BIN)/python -m pytest -m e2e
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kinlog needs Python 3.11 or later: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv .venv
+
+.venv/.train: pyproject.toml constraints.txt .venv/bin/python
+	$(PIP) --editable '.[train]'
+	touch $@
+
+.venv/.dev: .venv/.train
+	$(PIP) --editable '.[train,dev]'
+	touch $@
+
+# The base install, as on a login node: what reads logs must work in it.
+.venv-base/.base: pyproject.toml constraints.txt .venv/bin/python
+	$(PYTHON) -m venv .venv-base
+	.venv-base/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	touch $@
+
+clean:
+	rm -rf .venv .venv-base build runs
