@@ -24,6 +24,9 @@ __all__ = ["run_demo", "kill_tree", "DemoFailedError"]
 
 _POLL_S = 0.05
 
+#: Finished siblings of unfinished groups that the checkpoint must hold: fewer would show little.
+_MIN_REUSABLE = 8
+
 
 class DemoFailedError(KinlogError):
     """The demonstration did not show what it is for. Its output says where it stopped."""
@@ -152,7 +155,7 @@ class _Follower:
         reusable = sum(
             _sealed_by(group, checkpoint.position.seq) for group in self._unfinished_at(checkpoint)
         )
-        if not groups or not reusable:
+        if not groups or reusable < _MIN_REUSABLE:
             return None
         siblings = [sibling for group in groups for sibling in group.siblings.values()]
         return Moment(

@@ -1,5 +1,6 @@
 """Starting a run from the command line: checks first, then Ray, then the controller actor, then watching it."""
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -61,9 +62,9 @@ class ControllerActor:
         status = self._controller.status()
         alive = ", ".join(f"{count} {phase}" for phase, count in status.phases.items())
         self._lines.append(
-            f"step {metrics.train_step:4d}/{status.max_steps}  reward {metrics.mean_raw_reward:6.3f} "
-            f"(shaped {metrics.mean_shaped_reward:6.3f})  loss {metrics.loss:+.4f}  "
-            f"groups: {status.drawn} drawn, {status.applied} applied, {status.dropped} dropped, {alive or 'none'} alive"
+            f"step {metrics.train_step:3d}/{status.max_steps}  reward {metrics.mean_raw_reward:.3f}  "
+            f"shaped {metrics.mean_shaped_reward:.3f}  loss {metrics.loss:+.4f}  "
+            f"applied {status.applied} of {status.drawn} groups  alive: {alive or 'none'}"
         )
 
     def _on_checkpoint(self, name: str, seconds: float, held_s: float) -> None:
@@ -160,6 +161,7 @@ def _ray_cluster(config: RunConfig) -> Iterator[None]:
         num_cpus=required_cpus(config.data_plane) + 1,
         object_store_memory=_OBJECT_STORE_BYTES,
         include_dashboard=False,
+        logging_level=logging.ERROR,
         log_to_driver=False,
         runtime_env={"env_vars": dict(TQ_ENVIRONMENT)},
     )

@@ -1,5 +1,7 @@
 """The real parts of a run: TransferQueue and Ray actors. With ``launch``, the only place that names ``kinlog.workers``."""
 
+import asyncio
+
 import ray
 
 from kinlog.controller.protocols import Workers
@@ -19,30 +21,37 @@ class RayParts:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
+        self._actors: _Actors | None = None
         self.dataset = TaskMixture(config.dataset)
 
     async def start_data_plane(self) -> DataPlane:
+        # Worker processes take seconds to import the training stack: let them, meanwhile.
+        self._actors = self._actors or _Actors(self._config)
         return await DataPlane.start(self._config.data_plane)
 
     async def start_workers(self) -> Workers:
-        # The workers' logical CPUs are not counted: Ray would not start more of them than there are cores, and most of
-        # them wait most of the time.
+        self._actors = self._actors or _Actors(self._config)
+        pool = RayRolloutPool(self._actors.generation)
+        finalizer, trainer = self._actors.finalizer, self._actors.trainer
+        await asyncio.gather(pool.prepare(), finalizer.prepare(), trainer.prepare())
+        return Workers(pool, RayFinalizer(finalizer), RayTrainer(trainer, pool))
+
+
+class _Actors:
+    """The worker processes, started and not yet attached to a data plane."""
+
+    def __init__(self, config: RunConfig) -> None:
+        # Their logical CPUs are not counted: Ray would not start more of them than there are cores, and most of them
+        # wait most of the time.
         restarted = {"num_cpus": 0, "max_restarts": -1}
-        pool = RayRolloutPool(
-            [
-                RevivedActor(
-                    f"generation-{number}",
-                    ray.remote(RolloutWorker).options(**restarted).remote(self._config),
-                )
-                for number in range(self._config.generation.num_workers)
-            ]
-        )
-        finalizer = RevivedActor(
-            "finalizer", ray.remote(FinalizerWorker).options(**restarted).remote(self._config)
+        self.generation = [
+            RevivedActor(
+                f"generation-{number}", ray.remote(RolloutWorker).options(**restarted).remote(config)
+            )
+            for number in range(config.generation.num_workers)
+        ]
+        self.finalizer = RevivedActor(
+            "finalizer", ray.remote(FinalizerWorker).options(**restarted).remote(config)
         )
         # A trainer that is restarted would go on from random weights: it is not.
-        trainer = RevivedActor("trainer", ray.remote(TrainerWorker).options(num_cpus=0).remote(self._config))
-        await pool.prepare()
-        await finalizer.prepare()
-        await trainer.prepare()
-        return Workers(pool, RayFinalizer(finalizer), RayTrainer(trainer, pool))
+        self.trainer = RevivedActor("trainer", ray.remote(TrainerWorker).options(num_cpus=0).remote(config))

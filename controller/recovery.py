@@ -173,14 +173,15 @@ async def _plan(
 
 
 async def carry_out(runtime: Runtime, cut: Cut, plan: RecoveryPlan) -> None:
-    """Record a plan, durably, then clear the rows that nobody refers to."""
+    """Record a plan, durably, then clear the rows that nobody needs."""
     await commit_in_frames(runtime, cut, plan.events())
-    for partition, rows in plan.unreferenced.items():
-        if rows:
-            group_ids = sorted({group_id for group_id in rows.values() if group_id >= 0})
-            events = rows_cleared_events(partition, Reason.UNREFERENCED, len(rows), group_ids)
-            await commit_in_frames(runtime, cut, events)
-            await runtime.data_plane.clear(partition, rows, cut)
+    for reason, by_partition in ((Reason.STEP_DURABLE, plan.retired), (Reason.UNREFERENCED, plan.unreferenced)):
+        for partition, rows in by_partition.items():
+            if rows:
+                group_ids = sorted({group_id for group_id in rows.values() if group_id >= 0})
+                events = rows_cleared_events(partition, reason, len(rows), group_ids)
+                await commit_in_frames(runtime, cut, events)
+                await runtime.data_plane.clear(partition, rows, cut)
 
 
 async def commit_in_frames(runtime: Runtime, cut: Cut, events: tuple[Event, ...]) -> None:

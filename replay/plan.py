@@ -67,6 +67,9 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
     dropped: tuple[GroupDropped, ...]
     missing_promised: tuple[RowProblem, ...]
     """Rows that the checkpoint promised, and that are redone by explicit choice."""
+    retired: dict[Partition, dict[str, int]]
+    """Partition -> key -> group of the rows of groups that were applied at or before the restored step: the checkpoint
+    holds them because it was taken before it allowed their clearing."""
     unreferenced: dict[Partition, dict[str, int]]
     """Partition -> key -> group of the rows that nobody refers to."""
 
@@ -239,14 +242,22 @@ class _Draft:
     def _is_future(self, version: int) -> bool:
         return self.policy.future_weights == "discard" and version > self.p.weight_version
 
+    def _is_applied(self, group_id: int) -> bool:
+        group = self.p.groups.get(group_id)
+        return group is not None and group.phase is GroupPhase.APPLIED
+
     def finish(self, checkpoint: str | None) -> RecoveryPlan:
-        unreferenced = {
-            partition: {key: tag.group_id for key, tag in sorted(rows.items()) if key not in self.referenced}
-            for partition, rows in (
-                (Partition.STAGING, self.inventory.staging),
-                (Partition.TRAINING, self.inventory.training),
-            )
-        }
+        by_reason: dict[bool, dict[Partition, dict[str, int]]] = {True: {}, False: {}}
+        for partition, rows in (
+            (Partition.STAGING, self.inventory.staging),
+            (Partition.TRAINING, self.inventory.training),
+        ):
+            for retired in (True, False):
+                by_reason[retired][partition] = {
+                    key: tag.group_id
+                    for key, tag in sorted(rows.items())
+                    if key not in self.referenced and self._is_applied(tag.group_id) is retired
+                }
         return RecoveryPlan(
             checkpoint=checkpoint,
             train_step=self.p.train_step,
@@ -260,7 +271,8 @@ class _Draft:
             waiting=tuple(self.waiting),
             dropped=tuple(self.dropped),
             missing_promised=tuple(self.missing_promised),
-            unreferenced=unreferenced,
+            retired=by_reason[True],
+            unreferenced=by_reason[False],
         )
 
 

@@ -87,6 +87,8 @@ class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
     tokens_to_redo: int
     """Completion tokens of sealed siblings that are generated again. What was in flight is not in the log."""
 
+    rows_retired: dict[str, int]
+    """Rows of steps that the checkpoint itself made durable, by partition: cleared, as they were the first time."""
     rows_cleared: dict[str, int]
     """Rows that nobody refers to, by partition."""
     rows_missing: tuple[RowProblem, ...]
@@ -177,6 +179,7 @@ def build_report(
         ),
         tokens_saved=plan.tokens_saved,
         tokens_to_redo=plan.lost_tokens,
+        rows_retired={partition.value: len(keys) for partition, keys in plan.retired.items() if keys},
         rows_cleared={partition.value: len(keys) for partition, keys in plan.unreferenced.items() if keys},
         rows_missing=plan.missing_promised,
         quarantined_bytes=quarantined_bytes,
@@ -293,6 +296,7 @@ def _leavings(report: RecoveryReport) -> list[tuple[str, str]]:
     seconds = ", ".join(f"{phase} {spent:.3f}" for phase, spent in report.seconds.items())
     return [
         *([("promised rows missing", f"{len(missing):,}"), *missing] if missing else []),
+        ("rows of durable steps", render_counts(report.rows_retired)),
         ("rows to clear" if not report.executed else "rows cleared", render_counts(report.rows_cleared)),
         ("bytes quarantined", format_bytes(report.quarantined_bytes)),
         *([("seconds", seconds)] if seconds else []),

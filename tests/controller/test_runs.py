@@ -80,7 +80,9 @@ async def test_run_trains_every_step_on_full_groups_and_loses_nothing(tmp_path: 
 
 
 async def test_live_projection_is_the_replayed_one_at_any_moment(tmp_path: Path):
-    life = await first_life(tmp_path / "run")
+    parts = FakeParts()
+    parts.prepare = lambda parts: parts.pool.hold(1, 2, 1) and None
+    life = await first_life(tmp_path / "run", parts=parts)
     await life.train_until(sealed_and_running)
     await life.kill()
     assert projection_digest(replayed(tmp_path / "run")) == projection_digest(life.p)

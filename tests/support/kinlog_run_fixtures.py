@@ -140,10 +140,14 @@ class DiskRun:
         self._live(opened, projection)
         self.story.commit(*opened.repaired, restored_event(point))
         self.story.commit(*plan.events())
-        for partition, rows in plan.unreferenced.items():
-            if rows:
-                groups = tuple(sorted(set(rows.values())))
-                self.story.commit(_cleared(partition, Reason.UNREFERENCED, len(rows), groups))
+        for reason, by_partition in (
+            (Reason.STEP_DURABLE, plan.retired),
+            (Reason.UNREFERENCED, plan.unreferenced),
+        ):
+            for partition, rows in by_partition.items():
+                if rows:
+                    groups = tuple(sorted(set(rows.values())))
+                    self.story.commit(_cleared(partition, reason, len(rows), groups))
         return plan
 
 
