@@ -63,8 +63,9 @@ class Barrier:
         self._clock_s = clock_s
         self._open_cuts = 0
         self._exclusive = False
-        self._waiting_exclusive: deque[asyncio.Future[None]] = deque()
-        self._waiting_cuts: deque[asyncio.Future[None]] = deque()
+        # In the order of asking, cuts and exclusive holds alike: a stream of cuts does not keep a checkpoint out, nor
+        # checkpoints back to back the cuts.
+        self._waiting: deque[tuple[asyncio.Future[None], bool]] = deque()
         self.stats: dict[str, WaitStats] = {}
         """By kind of cut."""
 
@@ -95,7 +96,7 @@ class Barrier:
             )
         stats = self.stats.setdefault(kind, WaitStats())
         asked = self._clock_s()
-        waited = await (self._enter_exclusive() if exclusive else self._enter_cut())
+        waited = await self._enter(exclusive=exclusive)
         entered = self._clock_s()
         stats.count += 1
         if waited:
@@ -112,57 +113,50 @@ class Barrier:
             held_s = self._clock_s() - entered
             stats.held_s += held_s
             stats.max_held_s = max(stats.max_held_s, held_s)
-            if exclusive:
-                self._exclusive = False
-            else:
-                self._open_cuts -= 1
+            self._give_back_place(exclusive=exclusive)
             self._admit()
 
-    async def _enter_cut(self) -> bool:
-        if not self._exclusive and not self._waiting_exclusive:
-            self._open_cuts += 1
+    async def _enter(self, *, exclusive: bool) -> bool:
+        """Take the place, at once or in turn. Returns whether there was a wait."""
+        if not self._waiting and self._is_free_for(exclusive=exclusive):
+            self._take_place(exclusive=exclusive)
             return False
-        await self._wait_in(self._waiting_cuts, exclusive=False)
-        return True
-
-    async def _enter_exclusive(self) -> bool:
-        if not self._exclusive and self._open_cuts == 0 and not self._waiting_exclusive:
-            self._exclusive = True
-            return False
-        await self._wait_in(self._waiting_exclusive, exclusive=True)
-        return True
-
-    async def _wait_in(self, queue: "deque[asyncio.Future[None]]", *, exclusive: bool) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue.append(future)
+        entry = (future, exclusive)
+        self._waiting.append(entry)
         try:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                # Admitted in the same tick as cancelled: give the place back.
-                if exclusive:
-                    self._exclusive = False
-                else:
-                    self._open_cuts -= 1
-            elif future in queue:
-                queue.remove(future)
+                self._give_back_place(exclusive=exclusive)  # admitted in the same tick as cancelled
+            elif entry in self._waiting:
+                self._waiting.remove(entry)
             self._admit()
             raise
+        return True
+
+    def _is_free_for(self, *, exclusive: bool) -> bool:
+        return not self._exclusive and not (exclusive and self._open_cuts)
+
+    def _take_place(self, *, exclusive: bool) -> None:
+        if exclusive:
+            self._exclusive = True
+        else:
+            self._open_cuts += 1
+
+    def _give_back_place(self, *, exclusive: bool) -> None:
+        if exclusive:
+            self._exclusive = False
+        else:
+            self._open_cuts -= 1
 
     def _admit(self) -> None:
         """Let in whoever may enter now. Admitting counts at once, so nobody slips in between."""
-        if self._exclusive:
-            return
-        while self._waiting_exclusive:
-            if self._open_cuts:
-                return
-            future = self._waiting_exclusive.popleft()
+        while self._waiting:
+            future, exclusive = self._waiting[0]
             if not future.done():
-                self._exclusive = True
+                if not self._is_free_for(exclusive=exclusive):
+                    return
+                self._take_place(exclusive=exclusive)
                 future.set_result(None)
-                return
-        while self._waiting_cuts:
-            future = self._waiting_cuts.popleft()
-            if not future.done():
-                self._open_cuts += 1
-                future.set_result(None)
+            self._waiting.popleft()

@@ -12,114 +12,157 @@ from pathlib import Path
 
 import msgspec
 
+from kinlog.controller.retention import newly_durable, retain
 from kinlog.controller.runtime import Runtime, clear_group_rows
 from kinlog.lineage.log import scan_log
 from kinlog.lineage.log_copy import copy_log
-from kinlog.lineage.state import GroupPhase, GroupState, Projection, projection_digest
+from kinlog.lineage.state import Projection, projection_digest
 from kinlog.lineage.store import Store, write_durably
-from kinlog.replay.checkpoints import MANIFEST_NAME, file_digest
+from kinlog.replay.checkpoints import MANIFEST_NAME, TEMPORARY_PREFIX, file_digest, read_manifest
+from kinlog.replay.inventory import expected_inventory
 from kinlog.replay.projection import SNAPSHOT_NAME, project, write_snapshot_bytes
 from kinlog.schemas.config import dump_config
-from kinlog.schemas.errors import CheckpointError, DataPlaneError, LogWriteError, WorkerLostError
+from kinlog.schemas.errors import CheckpointError, KinlogError, LogWriteError
 from kinlog.schemas.events import CheckpointCommitted, CheckpointFailed, Position
 from kinlog.schemas.manifest import FileEntry, Manifest
-from kinlog.schemas.reasons import CheckpointKind, Partition, Reason
+from kinlog.schemas.reasons import CheckpointKind, Reason
 from kinlog.schemas.rows import inventory_digest
 
-__all__ = ["Checkpointer", "DATA_PLANE_NAME", "TRAINER_NAME", "checkpoint_name"]
+__all__ = [
+    "Checkpointer",
+    "SavedCheckpoint",
+    "DATA_PLANE_NAME",
+    "LOG_NAME",
+    "TRAINER_NAME",
+    "checkpoint_name",
+]
 
 DATA_PLANE_NAME = "data_plane"
 TRAINER_NAME = "trainer"
 LOG_NAME = "log"
-_TEMPORARY = ".incomplete"
 
 
-def checkpoint_name(kind: CheckpointKind, train_step: int, number: int = 0) -> str:
-    """Return a checkpoint's directory name."""
-    if kind is CheckpointKind.TRAINER:
-        return f"step_{train_step:06d}"
-    return f"rollout_{train_step:06d}_{number:04d}"
+def checkpoint_name(train_step: int) -> str:
+    """Return the directory name of the trainer checkpoint at a step."""
+    return f"step_{train_step:06d}"
 
 
-class _Snapshot(msgspec.Struct, frozen=True):
+class SavedCheckpoint(msgspec.Struct, frozen=True):
+    """What a save came to, for those who show progress."""
+
+    name: str
+    seconds: float
+    held_s: float
+    """How long no cut was open anywhere."""
+    problem: str = ""
+    """Why there is no checkpoint; empty when there is."""
+
+
+class _HeldFacts(msgspec.Struct, frozen=True):
     """What was fixed inside the exclusive hold."""
 
     position: Position
     train_step: int
     weight_version: int
     draw_cursor: int
-    staging_rows: int
-    staging_digest: str
-    training_rows: int
-    training_digest: str
     held_s: float
 
 
 class Checkpointer:
-    """Takes checkpoints of a running controller. One at a time: its caller is the train pump.
+    """Takes checkpoints of a running controller, one at a time.
 
     Parameters
     ----------
-    snapshot:
-        A projection that this object may change: the starting point from which the next snapshot is folded, so that
-        taking one never copies the live projection inside the hold.
+    base:
+        A projection at or before the log's present end, which this object may change: the next snapshot is folded from
+        it, so that taking one never copies the live projection inside the hold.
     """
 
     def __init__(
         self,
         runtime: Runtime,
         store: Store,
-        snapshot: Projection,
+        base: Projection,
         *,
         run_id: str,
         log_id: str,
         version: str,
-        on_saved: Callable[[str, float, float], None] = lambda name, seconds, held_s: None,
+        on_saved: Callable[[SavedCheckpoint], None] = lambda saved: None,
     ) -> None:
         self._runtime = runtime
         self._store = store
-        self._shadow = snapshot
+        self._base: Projection | None = base
         self._run_id = run_id
         self._log_id = log_id
         self._version = version
         self._on_saved = on_saved
+        self._building: asyncio.Task[_HeldFacts] | None = None
+        self._given_up: set[Path] = set()
 
-    async def save(self, kind: CheckpointKind) -> bool:
-        """Take a checkpoint. A failure is recorded, and costs this checkpoint, not the run.
+    async def save(self) -> SavedCheckpoint:
+        """Take a trainer checkpoint. A failure is recorded, and costs this checkpoint, not the run.
 
-        Returns whether it was committed.
+        Raises
+        ------
+        LogWriteError
+            The log failed: the run must stop.
         """
         runtime = self._runtime
         started = time.perf_counter()
-        name = checkpoint_name(kind, runtime.projection.train_step)
-        temporary = runtime.directory.checkpoints / f"{_TEMPORARY}.{name}.{runtime.clock_us()}"
+        name = checkpoint_name(runtime.projection.train_step)
+        temporary = runtime.directory.checkpoints / f"{TEMPORARY_PREFIX}{name}.{runtime.clock_us()}"
+        held_s = 0.0
         try:
-            async with asyncio.timeout(runtime.config.checkpointing.timeout_s * 2):
-                snapshot = await self._write(temporary, kind)
-                await asyncio.to_thread(self._commit_directory, temporary, name)
+            facts = await self._build_in_time(temporary, name)
+            held_s = facts.held_s
+            await self._record(name, facts)
+            problem = ""
         except LogWriteError:
             raise
-        except (DataPlaneError, CheckpointError, WorkerLostError, TimeoutError, OSError) as error:
-            reason = Reason.TIMEOUT if isinstance(error, TimeoutError) else Reason.INFRASTRUCTURE_FAILURE
-            detail = str(error)[:500] or "the save took too long"
-            async with runtime.barrier.cut("checkpoint_failed") as cut:
-                runtime.ledger.commit(cut, CheckpointFailed(name=name, reason=reason, detail=detail))
+        except (KinlogError, OSError) as error:
+            problem = await self._record_failure(name, error)
+        saved = SavedCheckpoint(name, time.perf_counter() - started, held_s, problem)
+        self._on_saved(saved)
+        return saved
+
+    async def close(self) -> None:
+        """Wait for what a save that was given up is still doing."""
+        if self._building is not None:
+            await asyncio.gather(self._building, return_exceptions=True)
+
+    async def _build_in_time(self, temporary: Path, name: str) -> _HeldFacts:
+        """Build and commit the directory, or give up. Threads cannot be stopped: what was given up runs out by itself,
+        cleans up after itself, and holds up the next save until then."""
+        if self._building is not None and not self._building.done():
+            raise CheckpointError("an earlier save, which was given up, is still running")
+        limit_s = self._runtime.config.checkpointing.timeout_s
+        self._building = asyncio.create_task(self._build(temporary, name))
+        try:
+            # The data plane has a time-out of its own, of the same length: the hold is bounded by that.
+            done, _ = await asyncio.wait({self._building}, timeout=2 * limit_s)
+        except asyncio.CancelledError:
+            self._building.cancel()
+            raise
+        if not done:
+            self._given_up.add(temporary)
+            raise CheckpointError(f"the save took longer than {2 * limit_s:g} s")
+        return self._building.result()
+
+    async def _build(self, temporary: Path, name: str) -> _HeldFacts:
+        try:
+            self._store.make_directory(temporary)
+            facts = await self._hold(temporary / DATA_PLANE_NAME)
+            await self._runtime.trainer.save(temporary / TRAINER_NAME)
+            await asyncio.to_thread(self._write_rest, temporary, facts)
+            if temporary in self._given_up:
+                raise CheckpointError("given up")
+            await asyncio.to_thread(self._commit_directory, temporary, name)
+            return facts
+        except BaseException:
             await asyncio.to_thread(self._discard, [temporary])
-            return False
-        await self._record(kind, name, snapshot)
-        self._on_saved(name, time.perf_counter() - started, snapshot.held_s)
-        return True
+            raise
 
-    async def _write(self, temporary: Path, kind: CheckpointKind) -> _Snapshot:
-        runtime = self._runtime
-        self._store.make_directory(temporary)
-        snapshot = await self._hold(temporary / DATA_PLANE_NAME)
-        if kind is CheckpointKind.TRAINER:
-            await runtime.trainer.save(temporary / TRAINER_NAME)
-        await asyncio.to_thread(self._write_rest, temporary, kind, snapshot)
-        return snapshot
-
-    async def _hold(self, directory: Path) -> _Snapshot:
+    async def _hold(self, directory: Path) -> _HeldFacts:
         """Fix the place in the log and save the data plane, with no cut open anywhere."""
         runtime = self._runtime
         async with runtime.barrier.exclusive("checkpoint"):
@@ -128,62 +171,55 @@ class Checkpointer:
             position = await runtime.ledger.position()
             facts = {"position_seq": position.seq, "train_step": p.train_step}
             await runtime.data_plane.save(directory, facts, timeout_s=runtime.config.checkpointing.timeout_s)
-            staging = dict(await runtime.data_plane.list_rows(Partition.STAGING))
-            training = dict(await runtime.data_plane.list_rows(Partition.TRAINING))
-            return _Snapshot(
-                position=position,
-                train_step=p.train_step,
-                weight_version=p.weight_version,
-                draw_cursor=p.draw_cursor,
-                staging_rows=len(staging),
-                staging_digest=inventory_digest(staging).hex(),
-                training_rows=len(training),
-                training_digest=inventory_digest(training).hex(),
-                held_s=time.perf_counter() - entered,
+            return _HeldFacts(
+                position, p.train_step, p.weight_version, p.draw_cursor, time.perf_counter() - entered
             )
 
-    def _write_rest(self, temporary: Path, kind: CheckpointKind, snapshot: _Snapshot) -> None:
+    def _write_rest(self, temporary: Path, facts: _HeldFacts) -> None:
         """Write everything that follows from the place in the log. Runs in a thread."""
         runtime, store = self._runtime, self._store
-        copy_log(store, runtime.directory.log, temporary / LOG_NAME, snapshot.position)
-        copied = scan_log(temporary / LOG_NAME, store=store, marks=[snapshot.position])
-        self._shadow = project(copied, self._shadow, through_seq=snapshot.position.seq)
-        write_durably(store, temporary / SNAPSHOT_NAME, write_snapshot_bytes(self._shadow))
+        copy_log(store, runtime.directory.log, temporary / LOG_NAME, facts.position)
+        copied = scan_log(temporary / LOG_NAME, store=store, marks=[facts.position])
+        # If folding fails half-way the base is spoilt: the next save folds from the beginning.
+        base, self._base = self._base, None
+        projection = project(copied, base, through_seq=facts.position.seq)
+        self._base = projection
+        write_durably(store, temporary / SNAPSHOT_NAME, write_snapshot_bytes(projection))
         write_durably(store, temporary / "config.yaml", dump_config(runtime.config).encode())
-        dataloader = {"draw_cursor": snapshot.draw_cursor, "seed": runtime.config.seed}
+        dataloader = {"draw_cursor": facts.draw_cursor, "seed": runtime.config.dataset.seed}
         write_durably(store, temporary / "dataloader.json", msgspec.json.encode(dataloader))
-        for path in sorted(temporary.rglob("*")):
-            if path.is_file():
-                file = store.open(path)  # what others wrote there is not durable yet
-                try:
-                    file.sync()
-                finally:
-                    file.close()
+        files = sorted(path for path in temporary.rglob("*") if path.is_file())
+        for path in files:
+            file = store.open(path)  # what others wrote there is not durable yet
+            try:
+                file.sync()
+            finally:
+                file.close()
+        promised = expected_inventory(projection)
         manifest = Manifest(
-            kind=kind,
+            kind=CheckpointKind.TRAINER,
             run_id=self._run_id,
             log_id=self._log_id,
             kinlog_version=self._version,
             created_us=runtime.clock_us(),
-            position=snapshot.position,
-            projection_digest=projection_digest(self._shadow).hex(),
-            train_step=snapshot.train_step,
-            weight_version=snapshot.weight_version,
-            dataset_fingerprint=self._shadow.dataset_fingerprint,
-            draw_cursor=snapshot.draw_cursor,
+            position=facts.position,
+            projection_digest=projection_digest(projection).hex(),
+            train_step=facts.train_step,
+            weight_version=facts.weight_version,
+            dataset_fingerprint=projection.dataset_fingerprint,
+            draw_cursor=facts.draw_cursor,
             num_storage_units=runtime.data_plane.num_storage_units,
-            staging_rows=snapshot.staging_rows,
-            staging_digest=snapshot.staging_digest,
-            training_rows=snapshot.training_rows,
-            training_digest=snapshot.training_digest,
+            staging_rows=len(promised.staging),
+            staging_digest=inventory_digest(promised.staging).hex(),
+            training_rows=len(promised.training),
+            training_digest=inventory_digest(promised.training).hex(),
             files=tuple(
                 FileEntry(
                     path=path.relative_to(temporary).as_posix(),
                     size_bytes=path.stat().st_size,
                     blake2b=file_digest(path),
                 )
-                for path in sorted(temporary.rglob("*"))
-                if path.is_file()
+                for path in files
             ),
         )
         content = msgspec.json.format(msgspec.json.encode(manifest))
@@ -200,42 +236,54 @@ class Checkpointer:
         self._store.rename(temporary, target)
         self._store.sync_directory(checkpoints)
 
-    async def _record(self, kind: CheckpointKind, name: str, snapshot: _Snapshot) -> None:
-        """Record the checkpoint, then let go of what it makes superfluous: old checkpoints, rows, forgotten groups."""
+    async def _record(self, name: str, facts: _HeldFacts) -> None:
+        """Record the checkpoint, then let go of what it makes superfluous: rows, forgotten groups, old checkpoints."""
         runtime = self._runtime
         p = runtime.projection
-        kept = [
-            c
-            for c in p.checkpoints
-            if c.kind is CheckpointKind.TRAINER and c.train_step < snapshot.train_step
-        ]
-        kept = kept[-(runtime.config.checkpointing.keep - 1) :]
-        frontier = min((c.train_step for c in kept), default=snapshot.train_step)
-        if len(kept) < runtime.config.checkpointing.keep - 1:
-            frontier = p.frontier_step  # the start of the run is still a place to go back to
-        durable = _applied_up_to(p, snapshot.train_step) if kind is CheckpointKind.TRAINER else []
+        keep = runtime.config.checkpointing.keep
+        kept = retain(p, name=name, train_step=facts.train_step, keep=keep)
+        durable = newly_durable(p, facts.train_step)
         async with runtime.barrier.cut("checkpoint_committed") as cut:
             event = CheckpointCommitted(
                 name=name,
-                checkpoint_kind=kind,
-                train_step=snapshot.train_step,
-                position=snapshot.position,
-                frontier_step=max(frontier, p.frontier_step),
+                checkpoint_kind=CheckpointKind.TRAINER,
+                train_step=facts.train_step,
+                position=facts.position,
+                frontier_step=kept.frontier_step,
             )
             await runtime.ledger.commit(cut, event).durable()
             # Their step can no longer be undone by a crash: a restart begins at this checkpoint, or at an older one
             # that has these rows in its own copy of the data plane.
             await clear_group_rows(runtime, cut, durable, Reason.STEP_DURABLE)
-        names = {c.name for c in runtime.projection.checkpoints}
-        await asyncio.to_thread(self._prune, names)
+        await asyncio.to_thread(self._prune, kept.names)
 
-    def _prune(self, keep: set[str]) -> None:
-        checkpoints = self._runtime.directory.checkpoints
-        self._discard(
-            checkpoints / name
-            for name in self._store.names(checkpoints)
-            if name not in keep and not name.startswith(_TEMPORARY)
-        )
+    async def _record_failure(self, name: str, error: Exception) -> str:
+        problem = f"{type(error).__name__}: {error}"
+        async with self._runtime.barrier.cut("checkpoint_failed") as cut:
+            event = CheckpointFailed(name=name, reason=Reason.INFRASTRUCTURE_FAILURE, detail=problem[:500])
+            self._runtime.ledger.commit(cut, event)
+        return problem
+
+    def clear_leavings(self) -> None:
+        """Remove what earlier lives left half-written or half-removed."""
+        checkpoints, trash = self._runtime.directory.checkpoints, self._runtime.directory.trash
+        names = [name for name in self._store.names(checkpoints) if name.startswith(TEMPORARY_PREFIX)]
+        self._discard(checkpoints / name for name in names)
+        for name in self._store.names(trash):
+            self._store.remove_tree(trash / name)
+
+    def _prune(self, keep: frozenset[str]) -> None:
+        """Remove this log's checkpoints that are not kept. What is no checkpoint of this log is somebody else's."""
+        for name in self._store.names(self._runtime.directory.checkpoints):
+            path = self._runtime.directory.checkpoints / name
+            if name in keep or name.startswith(TEMPORARY_PREFIX):
+                continue
+            try:
+                ours = read_manifest(path).log_id == self._log_id
+            except CheckpointError:
+                continue
+            if ours:
+                self._discard([path])
 
     def _discard(self, paths: Iterable[Path]) -> None:
         for path in list(paths):
@@ -250,15 +298,3 @@ class Checkpointer:
         self._store.rename(path, grave)
         self._store.sync_directory(path.parent)
         self._store.remove_tree(grave)
-
-
-def _applied_up_to(p: Projection, train_step: int) -> list[GroupState]:
-    """Return the applied groups whose step a checkpoint at ``train_step`` newly makes durable."""
-    durable_before = max(
-        (c.train_step for c in p.checkpoints if c.kind is CheckpointKind.TRAINER), default=p.frontier_step
-    )
-    return [
-        group
-        for group in p.groups.values()
-        if group.phase is GroupPhase.APPLIED and durable_before < (group.claimed_step or 0) <= train_step
-    ]

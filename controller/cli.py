@@ -70,7 +70,11 @@ def cli() -> None:
     type=click.Path(path_type=Path, file_okay=False),
     help="The run's directory, instead of the configuration's run_dir.",
 )
-def train_command(config: Path, resume: bool, run_dir: Path | None) -> None:
+@click.option(
+    "--checkpoint",
+    help="With --resume: go back to this one, or to 'start', instead of the newest usable one.",
+)
+def train_command(config: Path, resume: bool, run_dir: Path | None, checkpoint: str | None) -> None:
     """Train as the YAML file CONFIG says.
 
     \b
@@ -78,8 +82,10 @@ def train_command(config: Path, resume: bool, run_dir: Path | None) -> None:
       kinlog train run.yaml --run-dir runs/first
       kinlog train run.yaml --run-dir runs/first --resume
     """
+    if checkpoint is not None and not resume:
+        raise click.UsageError("--checkpoint says where to resume from: it goes with --resume")
     load_config(config)  # a misspelt key is told at once, not after the training stack is imported
-    status: int = _runtime("launch").train(config, resume=resume, run_dir=run_dir)
+    status: int = _runtime("launch").train(config, resume=resume, run_dir=run_dir, checkpoint=checkpoint)
     click.get_current_context().exit(status)
 
 

@@ -20,7 +20,7 @@ from kinlog.lineage.state import GroupState, Projection
 from kinlog.schemas.errors import KinlogError, LogDamagedError, RunNotFoundError
 from kinlog.schemas.events import CheckpointCommitted
 
-__all__ = ["run_demo", "kill_tree", "DemoFailedError"]
+__all__ = ["run_demo", "kill_tree", "LogFollower", "Moment", "DemoFailedError"]
 
 _POLL_S = 0.05
 
@@ -111,7 +111,7 @@ class _Killer(threading.Thread):
         self.moment: Moment | None = None
 
     def run(self) -> None:
-        follower = _Follower(self._run, self._min_step)
+        follower = LogFollower(self._run, min_step=self._min_step, min_reusable=_MIN_REUSABLE)
         while self._process.poll() is None:
             time.sleep(_POLL_S)
             try:
@@ -124,14 +124,30 @@ class _Killer(threading.Thread):
                 return
 
 
-class _Follower:
-    """The projection of a log that is being written, and the one at its newest checkpoint."""
+class LogFollower:
+    """Reads on in a log that is being written, and tells a good moment to kill the run.
 
-    def __init__(self, run: RunDirectory, min_step: int) -> None:
+    Parameters
+    ----------
+    run:
+        The run. Its log must exist when :meth:`look` is called.
+    min_step:
+        No moment before a checkpoint at this step is a good one.
+    min_reusable:
+        Nor is one whose checkpoint holds fewer sealed siblings of groups that were unfinished when it was taken.
+    """
+
+    def __init__(self, run: RunDirectory, *, min_step: int, min_reusable: int) -> None:
         self._run = run
         self._min_step = min_step
+        self._min_reusable = min_reusable
         self._now = Projection()
         self._checkpoint: CheckpointCommitted | None = None
+
+    @property
+    def projection(self) -> Projection:
+        """What the log amounted to when it was last looked at."""
+        return self._now
 
     def look(self) -> Moment | None:
         """Read on, and return what makes this a good moment to kill the run, ``None`` when it is none.
@@ -155,7 +171,7 @@ class _Follower:
         reusable = sum(
             _sealed_by(group, checkpoint.position.seq) for group in self._unfinished_at(checkpoint)
         )
-        if not groups or reusable < _MIN_REUSABLE:
+        if not groups or reusable < self._min_reusable:
             return None
         siblings = [sibling for group in groups for sibling in group.siblings.values()]
         return Moment(

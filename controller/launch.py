@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayTaskError
 
+from kinlog.controller.checkpoint import SavedCheckpoint
 from kinlog.controller.ray_parts import RayParts
 from kinlog.controller.single_controller import RunStatus, SingleController
 from kinlog.lineage.log import lock_log
@@ -44,8 +45,8 @@ class ControllerActor:
     async def start(self) -> None:
         await self._controller.start()
 
-    async def resume(self) -> RecoveryReport:
-        return await self._controller.resume()
+    async def resume(self, checkpoint: str | None) -> RecoveryReport:
+        return await self._controller.resume(checkpoint=checkpoint)
 
     async def run(self) -> None:
         await self._controller.run()
@@ -67,11 +68,18 @@ class ControllerActor:
             f"applied {status.applied} of {status.drawn} groups  alive: {alive or 'none'}"
         )
 
-    def _on_checkpoint(self, name: str, seconds: float, held_s: float) -> None:
-        self._lines.append(f"checkpoint {name} in {seconds:.2f} s, of which {held_s:.2f} s held everything")
+    def _on_checkpoint(self, saved: SavedCheckpoint) -> None:
+        if saved.problem:
+            self._lines.append(f"checkpoint {saved.name} FAILED, the previous one stands: {saved.problem}")
+        else:
+            self._lines.append(
+                f"checkpoint {saved.name} in {saved.seconds:.2f} s, of which everything was held for {saved.held_s:.2f} s"
+            )
 
 
-def train(config_path: Path, *, resume: bool, run_dir: Path | None = None) -> int:
+def train(
+    config_path: Path, *, resume: bool, run_dir: Path | None = None, checkpoint: str | None = None
+) -> int:
     """Start a run, or resume it, and watch it to its end. Prints progress. Returns the exit code.
 
     Parameters
@@ -82,6 +90,8 @@ def train(config_path: Path, *, resume: bool, run_dir: Path | None = None) -> in
         Go on from wherever the run died.
     run_dir:
         Where the run lives; by default the configuration's ``run_dir``.
+    checkpoint:
+        With ``resume``: an explicit checkpoint to go back to, or ``start``.
 
     Raises
     ------
@@ -96,7 +106,7 @@ def train(config_path: Path, *, resume: bool, run_dir: Path | None = None) -> in
         actor: Any = (
             ray.remote(ControllerActor).options(num_cpus=0, max_concurrency=64).remote(config, directory.path)
         )
-        return _watch(actor, resume=resume)
+        return _watch(actor, resume=resume, checkpoint=checkpoint)
 
 
 def _check_run(directory: RunDirectory, *, resume: bool) -> None:
@@ -109,6 +119,11 @@ def _check_run(directory: RunDirectory, *, resume: bool) -> None:
         if resume:
             raise
         return
+    begun = scan.end.seq > 0
+    if resume and not begun:
+        raise RunNotFoundError(f"the run in {directory.path} was never begun: start it without --resume")
+    if not resume and not begun:
+        return
     if not resume:
         raise RunExistsError(
             f"{directory.path} already holds a run. Go on with it (--resume), or choose another directory (--run-dir)."
@@ -116,11 +131,11 @@ def _check_run(directory: RunDirectory, *, resume: bool) -> None:
     _say(f"run {scan.run_id} in {directory.path}: log verified up to seq {scan.end.seq}")
 
 
-def _watch(actor: Any, *, resume: bool) -> int:
+def _watch(actor: Any, *, resume: bool, checkpoint: str | None) -> int:
     cleanly = False
     try:
         if resume:
-            report = _get(actor.resume.remote())
+            report = _get(actor.resume.remote(checkpoint))
             _say(render_report(report))
         else:
             _get(actor.start.remote())

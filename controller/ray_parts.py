@@ -44,14 +44,23 @@ class _Actors:
         # Their logical CPUs are not counted: Ray would not start more of them than there are cores, and most of them
         # wait most of the time.
         restarted = {"num_cpus": 0, "max_restarts": -1}
+        limit_s = config.supervision.restart_timeout_s
         self.generation = [
             RevivedActor(
-                f"generation-{number}", ray.remote(RolloutWorker).options(**restarted).remote(config)
+                f"generation-{number}",
+                ray.remote(RolloutWorker).options(**restarted).remote(config),
+                restart_timeout_s=limit_s,
             )
             for number in range(config.generation.num_workers)
         ]
         self.finalizer = RevivedActor(
-            "finalizer", ray.remote(FinalizerWorker).options(**restarted).remote(config)
+            "finalizer",
+            ray.remote(FinalizerWorker).options(**restarted).remote(config),
+            restart_timeout_s=limit_s,
         )
         # A trainer that is restarted would go on from random weights: it is not.
-        self.trainer = RevivedActor("trainer", ray.remote(TrainerWorker).options(num_cpus=0).remote(config))
+        self.trainer = RevivedActor(
+            "trainer",
+            ray.remote(TrainerWorker).options(num_cpus=0).remote(config),
+            restart_timeout_s=limit_s,
+        )

@@ -19,10 +19,9 @@ from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.state import Projection
 from kinlog.replay.inventory import Inventory
 from kinlog.replay.plan import RecoveryPlan, RecoveryPolicy, plan_recovery
-from kinlog.replay.projection import SNAPSHOT_NAME, project, read_snapshot
 from kinlog.replay.restore import RestorePoint, restore_points, restored_projection
 from kinlog.schemas.config import RunConfig
-from kinlog.schemas.errors import CheckpointError, ConfigError, DataPlaneError
+from kinlog.schemas.errors import ConfigError, DataPlaneError, DataPlaneTimeoutError, DatasetError
 from kinlog.schemas.events import Event
 from kinlog.schemas.manifest import Manifest
 from kinlog.schemas.reasons import Granularity, Partition, Reason
@@ -53,12 +52,8 @@ class Restored(NamedTuple):
     """What a restart found and decided, before it has written anything."""
 
     point: RestorePoint
-    projection: Projection
-    """The whole log folded, as of its end."""
     rolled_back: Projection
-    """The same with the trainer's effects rolled back: what the plan was made from."""
-    snapshot: Projection
-    """A projection to fold the next snapshot from."""
+    """The whole log with the trainer's effects rolled back: what the plan was made from."""
     data_plane: DataPlane
     plan: RecoveryPlan
 
@@ -68,6 +63,7 @@ async def restore_data_plane(
     directory: RunDirectory,
     scan: LogScan,
     *,
+    wanted: str | None,
     start_data_plane: Callable[[], Awaitable[DataPlane]],
     prompts: PromptSource,
     sampler: Sampler,
@@ -79,18 +75,22 @@ async def restore_data_plane(
     Raises
     ------
     CheckpointError
-        No checkpoint can be loaded, and the start of the run is out of reach.
+        No checkpoint can be loaded.
+    ConfigError, DatasetError
+        The configuration does not fit the checkpoint or what is alive: correct it, and nothing is lost.
+    DataPlaneTimeoutError
+        The data plane did not answer in time. An older checkpoint would not make it faster.
     RowsMissingError
         Promised rows are missing, and the policy is to refuse.
-    DatasetError, ConfigError
-        A live group's prompt is not what it was, or the configuration cannot run what is alive.
     """
-    failed: list[str] = []
 
-    def incompatible(manifest: Manifest) -> str:
-        return _incompatible(manifest, config, dataset_fingerprint)
+    def refuse_unfit(name: str, manifest: Manifest) -> None:
+        _refuse_unfit(name, manifest, config, dataset_fingerprint)
 
-    for point in restore_points(directory, scan, incompatible=incompatible):
+    points = restore_points(directory, scan, wanted=wanted, refuse_unfit=refuse_unfit)
+    while True:
+        with times.phase("choose checkpoint"):
+            point = next(points)  # ends with a CheckpointError when there is none
         with times.phase("data plane start"):
             data_plane = await start_data_plane()
         try:
@@ -99,50 +99,41 @@ async def restore_data_plane(
                     await data_plane.load(
                         point.path / DATA_PLANE_NAME, timeout_s=config.checkpointing.timeout_s
                     )
-        except DataPlaneError as error:
+            return await _plan(config, point, data_plane, prompts, sampler, times)
+        except DataPlaneTimeoutError:
+            await data_plane.close()
+            raise
+        except DataPlaneError:
             # Loading is not transactional: what is in there now may be other rows' data. Start again, one older.
             await data_plane.close()
-            failed.append(str(error))
-            continue
-        try:
-            return await _plan(config, scan, point, data_plane, prompts, sampler, times)
         except BaseException:
             await data_plane.close()
             raise
-    raise CheckpointError(
-        f"no checkpoint in {directory.checkpoints} can be loaded, and the log has forgotten groups of the steps before "
-        f"the oldest one: {'; '.join(failed) or 'none is usable'}. Restore a checkpoint directory."
-    )
 
 
-def _incompatible(manifest: Manifest, config: RunConfig, dataset_fingerprint: str) -> str:
-    differences = [
-        f"{name}: expected {expected}, found {found}"
-        for name, expected, found in (
-            ("data_plane.num_storage_units", config.data_plane.num_storage_units, manifest.num_storage_units),
-            ("dataset fingerprint", dataset_fingerprint, manifest.dataset_fingerprint),
+def _refuse_unfit(name: str, manifest: Manifest, config: RunConfig, dataset_fingerprint: str) -> None:
+    units = config.data_plane.num_storage_units
+    if manifest.num_storage_units != units:
+        raise ConfigError(
+            f"data_plane.num_storage_units is {units}, and checkpoint {name} was saved from "
+            f"{manifest.num_storage_units}: it loads only into as many. Nothing was changed."
         )
-        if expected != found
-    ]
-    return "; ".join(differences)
+    if manifest.dataset_fingerprint != dataset_fingerprint:
+        raise DatasetError(
+            f"checkpoint {name} is of the dataset with fingerprint {manifest.dataset_fingerprint}, found "
+            f"{dataset_fingerprint}: restore the dataset's settings and version, or start a new run. Nothing was changed."
+        )
 
 
 async def _plan(
     config: RunConfig,
-    scan: LogScan,
     point: RestorePoint,
     data_plane: DataPlane,
     prompts: PromptSource,
     sampler: Sampler,
     times: PhaseTimes,
 ) -> Restored:
-    with times.phase("replay"):
-        projection = project(scan, point.snapshot)
-        restored = restored_projection(projection, point)
-        snapshot = Projection()
-        if point.path is not None and point.manifest is not None:
-            # Read again: the first one has been folded to the end of the log.
-            snapshot = read_snapshot(point.path / SNAPSHOT_NAME, point.manifest.projection_digest)
+    restored = restored_projection(point)
     with times.phase("check prompts"):
         for group in restored.live_groups():
             prompts.check(group.prompt)
@@ -169,13 +160,16 @@ async def _plan(
             ),
             is_stale=lambda group: sampler.is_stale(restored, group),
         )
-    return Restored(point, projection, restored, snapshot, data_plane, plan)
+    return Restored(point, restored, data_plane, plan)
 
 
 async def carry_out(runtime: Runtime, cut: Cut, plan: RecoveryPlan) -> None:
     """Record a plan, durably, then clear the rows that nobody needs."""
     await commit_in_frames(runtime, cut, plan.events())
-    for reason, by_partition in ((Reason.STEP_DURABLE, plan.retired), (Reason.UNREFERENCED, plan.unreferenced)):
+    for reason, by_partition in (
+        (Reason.STEP_DURABLE, plan.retired),
+        (Reason.UNREFERENCED, plan.unreferenced),
+    ):
         for partition, rows in by_partition.items():
             if rows:
                 group_ids = sorted({group_id for group_id in rows.values() if group_id >= 0})

@@ -60,10 +60,13 @@ class RolloutPump:
         steps_left = trainer.max_steps - p.train_step
         if steps_left <= 0 or p.exhausted:
             return _ENOUGH
-        alive = p.alive_total
-        if alive >= min(self._runtime.config.rollout.max_live_groups, steps_left * trainer.groups_per_step):
-            return None
-        return self._runtime.sampler.may_draw(p)
+        draw = self._runtime.sampler.may_draw(p)
+        if draw is not None and draw.train_step == p.train_step + 1:
+            # The next step cannot be filled without it. There is a permit, unless a restart brought trained groups back
+            # or lowered the limits: then whatever holds the permits waits for this very step.
+            return draw
+        permits = self._runtime.config.rollout.max_live_groups
+        return draw if p.alive_total < min(permits, steps_left * trainer.groups_per_step) else None
 
 
 class _Enough:

@@ -44,7 +44,8 @@ def _finalized(p: Projection) -> list[GroupState]:
 class InOrder:
     """Every group belongs to a step, and steps are trained in order: the strictest, and the most reproducible.
 
-    A dropped group's place is drawn again.
+    A dropped group's place is drawn again. Groups that belong to no step, since another sampler drew them, fill the next
+    steps up; a step for which more groups were drawn than it takes now takes them all.
     """
 
     def __init__(self, groups_per_step: int, max_lookahead_versions: int) -> None:
@@ -53,15 +54,22 @@ class InOrder:
 
     def may_draw(self, p: Projection) -> Draw | None:
         taken = Counter(group.train_step for group in p.live_groups())
+        unassigned = taken[None]
         first = p.train_step + 1
         for step in range(first, first + self._max_lookahead + 1):
-            if taken[step] < self._groups_per_step:
+            room = self._groups_per_step - taken[step]
+            if room > unassigned:
                 return Draw(step)
+            unassigned -= max(room, 0)
         return None
 
     def select(self, p: Projection) -> tuple[int, ...] | None:
-        ready = [group.group_id for group in _finalized(p) if group.train_step == p.train_step + 1]
-        return tuple(ready) if len(ready) >= self._groups_per_step else None
+        due = [group for group in p.live_groups() if group.train_step == p.train_step + 1]
+        if any(group.phase is not GroupPhase.FINALIZED for group in due):
+            return None  # left behind, it would be stale as soon as it is finished
+        unassigned = [group for group in _finalized(p) if group.train_step is None]
+        chosen = [*due, *unassigned[: max(0, self._groups_per_step - len(due))]]
+        return tuple(group.group_id for group in chosen) if len(chosen) >= self._groups_per_step else None
 
     def is_stale(self, p: Projection, group: GroupState) -> bool:
         return group.train_step is not None and group.train_step <= p.train_step
@@ -75,8 +83,9 @@ class _Bounded:
         self._max_staleness = max_staleness_versions
 
     def may_draw(self, p: Projection) -> Draw | None:
-        # A group drawn now is trained after all that is alive: more than this ahead, and it would come out stale.
-        ahead = sum(1 for group in p.live_groups() if group.phase is not GroupPhase.CLAIMED)
+        # A group drawn now is trained after all that is alive: more than this ahead, and it would come out stale. What
+        # is being trained counts: the weights are one version older now than they will be after it.
+        ahead = p.alive_total
         return Draw(None) if ahead < self._groups_per_step * (self._max_staleness + 1) else None
 
     def is_stale(self, p: Projection, group: GroupState) -> bool:

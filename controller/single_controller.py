@@ -12,7 +12,7 @@ import msgspec
 
 from kinlog.controller.barrier import Barrier, BarrierCut
 from kinlog.controller.changes import Changes
-from kinlog.controller.checkpoint import TRAINER_NAME, Checkpointer
+from kinlog.controller.checkpoint import TRAINER_NAME, Checkpointer, SavedCheckpoint
 from kinlog.controller.group_driver import GroupDriver
 from kinlog.controller.prompt_source import PromptSource
 from kinlog.controller.protocols import DataPlane, Parts, Workers
@@ -24,14 +24,14 @@ from kinlog.controller.supervise import probe_health, supervise, watch_progress
 from kinlog.controller.train_pump import TrainPump
 from kinlog.controller.worker_budget import WorkerBudget
 from kinlog.lineage.ledger import Ledger
-from kinlog.lineage.log import OpenedLog, create_log, lock_log, open_log
+from kinlog.lineage.log import OpenedLog, create_log, lock_log, open_log, scan_log
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.state import Projection
-from kinlog.lineage.store import LocalStore, write_durably
+from kinlog.lineage.store import LocalStore, replace_durably
 from kinlog.replay.report import RecoveryReport, build_report
 from kinlog.replay.restore import restored_event, verify_run
 from kinlog.schemas.config import RunConfig, config_digest, dump_config
-from kinlog.schemas.errors import LogWriteError
+from kinlog.schemas.errors import LogWriteError, RunExistsError, RunNotFoundError
 from kinlog.schemas.events import RunOpened, WriterClosed, WriterOpened
 from kinlog.schemas.orders import TrainMetrics
 
@@ -69,7 +69,7 @@ class SingleController:
     parts:
         Makes data plane and workers.
     on_step, on_checkpoint:
-        Told of each step, and of each checkpoint with its seconds, and the seconds of them that it held everything.
+        Told of each step, and of what each save of a checkpoint came to.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class SingleController:
         parts: Parts,
         *,
         on_step: Callable[[TrainMetrics], None] = lambda metrics: None,
-        on_checkpoint: Callable[[str, float, float], None] = lambda name, seconds, held_s: None,
+        on_checkpoint: Callable[[SavedCheckpoint], None] = lambda saved: None,
     ) -> None:
         self._config = config
         self._directory = directory
@@ -107,26 +107,19 @@ class SingleController:
         RunExistsError
             The directory already holds one.
         """
-        # The log comes last: what fails before it leaves nothing behind.
+        # The log comes last: what fails before it leaves no run behind.
         self._data_plane = await self._parts.start_data_plane()
         workers = await self._parts.start_workers()
         await workers.trainer.publish(0)
-        run_id = uuid.uuid4().hex[:16]
-        self._opened = create_log(
-            self._directory.log,
-            log_id=uuid.uuid4().hex,
-            run_id=run_id,
-            writer_version=self._version,
-            settings=self._config.log,
-            store=self._store,
-        )
         self._store.make_directory(self._directory.checkpoints)
-        write_durably(self._store, self._directory.config, dump_config(self._config).encode())
+        replace_durably(self._store, self._directory.config, dump_config(self._config).encode())
         self._store.sync_directory(self._directory.path)
-        runtime = self._assemble(self._opened, workers, Projection(), Projection())
+        opened = self._begin_log()
+        self._opened = opened
+        runtime = self._assemble(opened, workers, Projection(), Projection())
         async with self._barrier.exclusive("start") as cut:
             run_opened = RunOpened(
-                run_id=run_id,
+                run_id=opened.scan.run_id,
                 kinlog_version=self._version,
                 config_digest=config_digest(self._config),
                 dataset_fingerprint=self._parts.dataset.fingerprint,
@@ -134,12 +127,35 @@ class SingleController:
             )
             await runtime.ledger.commit(cut, run_opened, _writer_opened()).durable()
 
-    async def resume(self) -> RecoveryReport:
+    def _begin_log(self) -> OpenedLog:
+        """Create the log, or take up one whose creation was killed before its first event."""
+        try:
+            return create_log(
+                self._directory.log,
+                log_id=uuid.uuid4().hex,
+                run_id=uuid.uuid4().hex[:16],
+                writer_version=self._version,
+                settings=self._config.log,
+                store=self._store,
+            )
+        except RunExistsError:
+            if scan_log(self._directory.log, store=self._store).end.seq:
+                raise
+        return open_log(
+            self._directory.log, writer_version=self._version, settings=self._config.log, store=self._store
+        )
+
+    async def resume(self, *, checkpoint: str | None = None) -> RecoveryReport:
         """Go on from wherever the run died, and say what that meant.
+
+        Parameters
+        ----------
+        checkpoint:
+            An explicit checkpoint to go back to, or ``start``; by default the newest usable one.
 
         Raises
         ------
-        RunLockedError, LogDamagedError, CheckpointError, RowsMissingError, DatasetError
+        RunNotFoundError, RunLockedError, LogDamagedError, CheckpointError, RowsMissingError, ConfigError, DatasetError
             The run cannot be resumed. Nothing of it was changed.
         """
         times = PhaseTimes()
@@ -147,22 +163,28 @@ class SingleController:
         try:
             with times.phase("verify log"):
                 scan = verify_run(self._directory)
+            if scan.end.seq == 0:
+                raise RunNotFoundError(
+                    f"the run in {self._directory.path} was never begun: start it, do not resume it"
+                )
             restored = await restore_data_plane(
                 self._config,
                 self._directory,
                 scan,
+                wanted=checkpoint,
                 start_data_plane=self._parts.start_data_plane,
                 prompts=self._prompts,
                 sampler=self._sampler,
                 dataset_fingerprint=self._parts.dataset.fingerprint,
                 times=times,
             )
+            point = restored.point
+            step_before = point.at_end.train_step
             self._data_plane = restored.data_plane
-            step_before = restored.projection.train_step
             with times.phase("start workers"):
                 workers = await self._parts.start_workers()
-                if restored.point.path is not None:
-                    await workers.trainer.load(restored.point.path / TRAINER_NAME)
+                if point.path is not None:
+                    await workers.trainer.load(point.path / TRAINER_NAME)
                 await workers.trainer.publish(restored.plan.weight_version)
         except BaseException:
             lock.release()
@@ -180,17 +202,19 @@ class SingleController:
                 f"the log in {self._directory.log} grew from seq {scan.end.seq} to {self._opened.scan.end.seq} while "
                 "it was read: another process writes it. Stop that one, then resume."
             )
-        runtime = self._assemble(self._opened, workers, restored.projection, restored.snapshot)
+        runtime = self._assemble(self._opened, workers, point.at_end, point.at_checkpoint)
+        assert self._checkpointer is not None
         with times.phase("write plan"):
+            await asyncio.to_thread(self._checkpointer.clear_leavings)
             async with self._barrier.exclusive("restore") as cut:
                 await self._write_restart(runtime, cut, restored)
-        manifest = restored.point.manifest
+        manifest = point.manifest
         return build_report(
             restored.plan,
             restored.rolled_back,
             executed=True,
             checkpoint_position=manifest.position if manifest is not None else None,
-            skipped=restored.point.skipped,
+            skipped=point.skipped,
             log_end=scan.end,
             step_before=step_before,
             quarantined_bytes=sum(event.quarantined_bytes for event in self._opened.repaired),
@@ -204,7 +228,7 @@ class SingleController:
         await carry_out(runtime, cut, restored.plan)
 
     def _assemble(
-        self, opened: OpenedLog, workers: Workers, projection: Projection, snapshot: Projection
+        self, opened: OpenedLog, workers: Workers, projection: Projection, base: Projection
     ) -> Runtime:
         assert self._data_plane is not None
         runtime = Runtime(
@@ -226,7 +250,7 @@ class SingleController:
         self._checkpointer = Checkpointer(
             runtime,
             self._store,
-            snapshot,
+            base,
             run_id=opened.scan.run_id,
             log_id=opened.scan.log_id,
             version=self._version,
@@ -264,6 +288,7 @@ class SingleController:
             )
         finally:
             await driver.close()
+            await self._checkpointer.close()
 
     def status(self) -> RunStatus:
         """Return a glance at the run."""

@@ -16,7 +16,7 @@ async def supervise(tasks: Sequence[tuple[str, Coroutine[object, object, None]]]
 
     The others are watched to the very end, also after one of them has returned: a failure while ``until`` drains is
     seen. When several have failed by the time anyone looks, the first in the given order is raised, and the others are
-    attached to it as notes. No failure is masked by what cleaning up raises.
+    attached to it as notes. What cleaning up raises is attached too, and masks nothing; after a good end it is raised.
     """
     running = {asyncio.create_task(coroutine, name=name): name for name, coroutine in tasks}
     order = [name for name, _ in tasks]
@@ -24,15 +24,35 @@ async def supervise(tasks: Sequence[tuple[str, Coroutine[object, object, None]]]
     try:
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            failures = {running[task]: error for task in done if (error := task.exception()) is not None}
+            failures = {running[task]: error for task in done if (error := _failure(task)) is not None}
             if failures:
                 raise _surface(order, failures)
             if any(running[task] == until for task in done):
-                return
-    finally:
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+                break
+    except BaseException as error:
+        stopped = await _stop(pending)
+        for name in order:
+            if name in stopped:
+                error.add_note(f"the {name} task failed while it was stopped: {first_cause(stopped[name])!r}")
+        raise
+    if stopped := await _stop(pending):
+        raise _surface(order, stopped)
+
+
+def _failure(task: "asyncio.Task[None]") -> BaseException | None:
+    if task.cancelled():
+        # Left alone, this would look as if the whole run had been cancelled, by nobody.
+        return RuntimeError(f"the {task.get_name()} task was cancelled, and not by its supervisor")
+    return task.exception()
+
+
+async def _stop(tasks: "set[asyncio.Task[None]]") -> dict[str, BaseException]:
+    """Cancel tasks and wait for them. Returns what they raised instead of ending."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    ended = [task for task in tasks if not task.cancelled()]
+    return {task.get_name(): error for task in ended if (error := task.exception()) is not None}
 
 
 def _surface(order: list[str], failures: dict[str, BaseException]) -> BaseException:

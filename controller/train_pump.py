@@ -6,6 +6,7 @@ from kinlog.controller.checkpoint import Checkpointer
 from kinlog.controller.runtime import Runtime, clear_group_rows
 from kinlog.lineage.state import GroupPhase, GroupState
 from kinlog.replay.inventory import canonical_rows
+from kinlog.schemas.errors import CheckpointError
 from kinlog.schemas.events import GroupClaimed, GroupDropped, StepApplied, WeightsPublished
 from kinlog.schemas.orders import TrainMetrics, TrainOrder
 from kinlog.schemas.reasons import CheckpointKind, Reason
@@ -32,9 +33,15 @@ class TrainPump:
                 break
             await self._step(group_ids)
             if settings.enabled and runtime.projection.train_step % settings.every_steps == 0:
-                await self._checkpointer.save(CheckpointKind.TRAINER)
+                await self._checkpointer.save()
         if settings.enabled and not self._checkpointed():
-            await self._checkpointer.save(CheckpointKind.TRAINER)
+            saved = await self._checkpointer.save()
+            if saved.problem:
+                # A failed save costs a checkpoint and not the run, but there is no later one to make up for the last.
+                raise CheckpointError(
+                    f"training is done, and its last checkpoint {saved.name} failed: {saved.problem}. Resume the run: "
+                    "it goes on from the checkpoint before."
+                )
 
     def _checkpointed(self) -> bool:
         p = self._runtime.projection
@@ -82,7 +89,9 @@ class TrainPump:
             return selected
         live = list(p.live_groups())
         if all(group.phase is GroupPhase.FINALIZED for group in live):
-            # No prompt is left, and nothing is under way: the last step takes what there is.
+            # No prompt is left, and nothing is under way: the last steps take what there is, those that were drawn for
+            # an earlier step first.
+            live.sort(key=lambda group: (group.train_step or 0, group.group_id))
             limit = self._runtime.config.trainer.groups_per_step
             return tuple(group.group_id for group in live[:limit])
         return None
@@ -93,11 +102,13 @@ class TrainPump:
         step = p.train_step + 1
         keys = tuple(key for group_id in group_ids for key in canonical_rows(p.groups[group_id]))
         metrics = await runtime.trainer.step(TrainOrder(train_step=step, group_ids=group_ids, row_keys=keys))
-        async with runtime.barrier.cut("apply") as cut:
-            ticket = runtime.ledger.commit(cut, StepApplied(train_step=step, group_ids=group_ids))
-        await ticket.durable()
         await runtime.trainer.publish(metrics.weight_version)
-        async with runtime.barrier.cut("publish") as cut:
-            event = WeightsPublished(weight_version=metrics.weight_version, train_step=step)
-            runtime.ledger.commit(cut, event)
+        async with runtime.barrier.cut("apply") as cut:
+            # In one frame: between the two, a group would be drawn as if a version older than it is trained with.
+            ticket = runtime.ledger.commit(
+                cut,
+                StepApplied(train_step=step, group_ids=group_ids),
+                WeightsPublished(weight_version=metrics.weight_version, train_step=step),
+            )
+        await ticket.durable()
         self._on_step(metrics)

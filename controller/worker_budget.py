@@ -52,7 +52,7 @@ class WorkerBudget:
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
                 self._free += slots  # granted in the same tick as cancelled
-            else:
+            elif entry in self._waiting:  # else whoever gave slots back meanwhile has passed it over
                 self._waiting.remove(entry)
             self._grant()
             raise

@@ -13,7 +13,7 @@ class RunDirectory:
         log/            the event log
         checkpoints/    one directory each
         trash/          what was pruned, until it is removed
-        config.yaml     the configuration of the run's first life
+        resolved_config.yaml    the configuration of the run's first life, with every default
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,4 +33,4 @@ class RunDirectory:
 
     @property
     def config(self) -> Path:
-        return self.path / "config.yaml"
+        return self.path / "resolved_config.yaml"

@@ -7,11 +7,12 @@ import errno
 import fcntl
 import os
 import shutil
+import uuid
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-__all__ = ["Store", "StoredFile", "FileLock", "LocalStore", "write_durably"]
+__all__ = ["Store", "StoredFile", "FileLock", "LocalStore", "write_durably", "replace_durably"]
 
 
 class StoredFile(Protocol):
@@ -175,3 +176,10 @@ def write_durably(store: Store, path: Path, data: bytes) -> None:
         file.sync()
     finally:
         file.close()
+
+
+def replace_durably(store: Store, path: Path, data: bytes) -> None:
+    """Write ``path`` anew, by one rename: it is the old file or the new one. The directory is left to the caller."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    write_durably(store, temporary, data)
+    store.rename(temporary, path)

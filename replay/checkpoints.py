@@ -13,6 +13,7 @@ from kinlog.schemas.prompts import DIGEST_BYTES
 
 __all__ = [
     "MANIFEST_NAME",
+    "TEMPORARY_PREFIX",
     "FoundCheckpoint",
     "file_digest",
     "read_manifest",
@@ -21,6 +22,9 @@ __all__ = [
 ]
 
 MANIFEST_NAME = "manifest.json"
+
+#: A checkpoint is built under such a name; the rename to its own is what commits it.
+TEMPORARY_PREFIX = ".incomplete."
 
 
 class FoundCheckpoint(NamedTuple):
@@ -112,6 +116,11 @@ def find_checkpoints(directory: Path, *, log_id: str, verify: bool = True) -> It
     complete: list[tuple[Path, Manifest]] = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
         if not path.is_dir():
+            continue
+        if path.name.startswith(TEMPORARY_PREFIX):
+            yield FoundCheckpoint(
+                path, None, f"{path.name} was never committed: the run died while it was written"
+            )
             continue
         try:
             complete.append((path, read_manifest(path)))

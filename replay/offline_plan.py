@@ -8,14 +8,12 @@ from typing import NamedTuple
 from kinlog.lineage.log import LogScan
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.state import GroupState, Projection
-from kinlog.replay.checkpoints import find_checkpoints
 from kinlog.replay.inspection import stray_content_bytes
-from kinlog.replay.inventory import Inventory, expected_inventory
+from kinlog.replay.inventory import expected_inventory
 from kinlog.replay.plan import RecoveryPlan, RecoveryPolicy, plan_recovery
-from kinlog.replay.projection import SNAPSHOT_NAME, project, read_snapshot
-from kinlog.replay.report import RecoveryReport, brief_problem, build_report
+from kinlog.replay.report import RecoveryReport, build_report
 from kinlog.replay.restore import RestorePoint, restore_points, restored_projection, verify_run
-from kinlog.schemas.errors import CheckpointError, LogDamagedError, TransitionError
+from kinlog.schemas.errors import LogDamagedError
 
 __all__ = ["OfflinePlan", "plan_offline"]
 
@@ -44,7 +42,7 @@ def plan_offline(
     policy:
         The user's choices.
     checkpoint:
-        Name of an explicit checkpoint; by default the newest usable one.
+        Name of an explicit checkpoint, or ``start``; by default the newest usable one.
     is_stale:
         The sampler's judgement of a group, given the restored projection. ``None``: not judged, and the report says so.
     clock_s:
@@ -68,11 +66,9 @@ def plan_offline(
     with phase("verify log"):
         scan = _verify(run)
     with phase("choose checkpoint"):
-        point = _newest(run, scan) if checkpoint is None else _explicit(run, scan, checkpoint)
-    with phase("replay"):
-        inventory = expected_inventory(point.snapshot) if point.snapshot is not None else Inventory()
-        projection = project(scan, point.snapshot)
-        restored = _restored(projection, point)
+        point = next(restore_points(run, scan, wanted=checkpoint))
+        inventory = expected_inventory(point.at_checkpoint)
+        restored = restored_projection(point)
     with phase("plan"):
         plan = plan_recovery(
             restored,
@@ -89,10 +85,10 @@ def plan_offline(
         checkpoint_position=point.manifest.position if point.manifest is not None else None,
         skipped=point.skipped,
         log_end=scan.end,
-        step_before=projection.train_step,
+        step_before=point.at_end.train_step,
         quarantined_bytes=sum(stray_content_bytes(stray) for stray in scan.torn + scan.fenced),
         seconds=seconds,
-        notes=_notes(point, inventory, judged=is_stale is not None),
+        notes=_notes(point, judged=is_stale is not None),
     )
     return OfflinePlan(plan, report)
 
@@ -105,54 +101,7 @@ def _verify(run: RunDirectory) -> LogScan:
         return verify_run(run)
 
 
-def _newest(run: RunDirectory, scan: LogScan) -> RestorePoint:
-    point = next(restore_points(run, scan), None)
-    if point is not None:
-        return point
-    problems = [f"{name}: {problem}" for name, problem in _problems(run, scan).items()]
-    raise CheckpointError(
-        f"no checkpoint in {run.checkpoints} can be used ({'; '.join(problems) or 'there is none'}), and the log has "
-        "forgotten groups of the first steps, so that the run cannot begin again. Restore a checkpoint directory."
-    )
-
-
-def _explicit(run: RunDirectory, scan: LogScan, name: str) -> RestorePoint:
-    for point in restore_points(run, scan):
-        if point.name == name:
-            return point._replace(skipped=())
-    problems = _problems(run, scan)
-    if name in problems:
-        raise CheckpointError(f"checkpoint {name} cannot be used: {problems[name]}")
-    raise CheckpointError(
-        f"{run.checkpoints} has no checkpoint {name!r}; there are: {', '.join(sorted(problems)) or 'none'}"
-    )
-
-
-def _problems(run: RunDirectory, scan: LogScan) -> dict[str, str]:
-    """Return name -> why it cannot be used, for each checkpoint."""
-    problems = {}
-    for found in find_checkpoints(run.checkpoints, log_id=scan.log_id):
-        problem = found.problem
-        if not problem and found.manifest is not None:
-            try:
-                read_snapshot(found.path / SNAPSHOT_NAME, found.manifest.projection_digest)
-            except CheckpointError as error:
-                problem = str(error)
-        problems[found.path.name] = brief_problem(found.path.name, problem)
-    return problems
-
-
-def _restored(projection: Projection, point: RestorePoint) -> Projection:
-    try:
-        return restored_projection(projection, point)
-    except TransitionError as error:
-        raise CheckpointError(
-            f"the run cannot go back to {point.name or 'its start'}: a newer checkpoint covers the steps up to "
-            f"{projection.frontier_step}, and their groups are forgotten ({error})"
-        ) from error
-
-
-def _notes(point: RestorePoint, inventory: Inventory, *, judged: bool) -> tuple[str, ...]:
+def _notes(point: RestorePoint, *, judged: bool) -> tuple[str, ...]:
     notes = []
     if point.manifest is None:
         notes.append("without a checkpoint the data plane starts empty: everything sealed is generated again")
@@ -160,13 +109,6 @@ def _notes(point: RestorePoint, inventory: Inventory, *, judged: bool) -> tuple[
         notes.append(
             "the data plane is taken to hold what the log says of it at the checkpoint; a restart looks for itself"
         )
-        counted = point.manifest.staging_rows + point.manifest.training_rows
-        expected = len(inventory.staging) + len(inventory.training)
-        if counted != expected:
-            notes.append(
-                f"at the checkpoint the data plane held {counted:,} rows, of which the log accounts for "
-                f"{min(counted, expected):,}; it asks for {expected:,}. A restart clears what nobody refers to"
-            )
     if not judged:
         notes.append("staleness was not judged: a restart may drop groups that its sampler calls stale")
     return tuple(notes)

@@ -10,14 +10,19 @@ from kinlog.lineage.fold import fold
 from kinlog.lineage.log import LogScan, check_marks, scan_log
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.state import Projection, decode_projection, encode_projection
-from kinlog.replay.checkpoints import find_checkpoints
+from kinlog.replay.checkpoints import FoundCheckpoint, find_checkpoints
+from kinlog.replay.inventory import expected_inventory
 from kinlog.replay.projection import SNAPSHOT_NAME, project, read_snapshot
-from kinlog.replay.report import SkippedCheckpoint
+from kinlog.replay.report import SkippedCheckpoint, brief_problem
 from kinlog.schemas.errors import CheckpointError
 from kinlog.schemas.events import RecordedEvent, RunRestored, kind_of
 from kinlog.schemas.manifest import Manifest
+from kinlog.schemas.rows import inventory_digest
 
-__all__ = ["RestorePoint", "verify_run", "restore_points", "restored_event", "restored_projection"]
+__all__ = ["START", "RestorePoint", "verify_run", "restore_points", "restored_event", "restored_projection"]
+
+#: The name of the start of the run, where a checkpoint's name is expected.
+START = "start"
 
 
 class RestorePoint(NamedTuple):
@@ -25,8 +30,10 @@ class RestorePoint(NamedTuple):
 
     path: Path | None
     manifest: Manifest | None
-    snapshot: Projection | None
-    """The projection at the checkpoint; the caller may go on folding it."""
+    at_checkpoint: Projection
+    """The projection at the checkpoint; an empty one at the start of the run."""
+    at_end: Projection
+    """The projection of the whole log."""
     skipped: tuple[SkippedCheckpoint, ...]
     """Why newer checkpoints are not used."""
 
@@ -50,44 +57,106 @@ def verify_run(run: RunDirectory) -> LogScan:
 
 
 def restore_points(
-    run: RunDirectory, scan: LogScan, *, incompatible: Callable[[Manifest], str] = lambda manifest: ""
+    run: RunDirectory,
+    scan: LogScan,
+    *,
+    wanted: str | None = None,
+    refuse_unfit: Callable[[str, Manifest], None] = lambda name, manifest: None,
 ) -> Iterator[RestorePoint]:
-    """Yield the places to restart from, best first: usable checkpoints by age, then the start of the run.
+    """Yield the places to restart from, best first. The caller asks for the next one when loading fails.
 
-    Each comes with the reasons why those before it are not used, as far as files can tell; the caller goes on to the
-    next one when loading fails. The start of the run is left out once the log has forgotten groups of it.
+    The start of the run is one of them only as long as no checkpoint was ever committed, or by explicit choice: to throw
+    away what was trained is not for a restart to decide.
 
     Parameters
     ----------
-    incompatible:
-        Says why a checkpoint does not fit this configuration; an empty text when it does.
+    wanted:
+        The name of an explicit checkpoint, or ``START``; by default the newest usable one.
+    refuse_unfit:
+        Raises when a checkpoint does not fit the configuration. That is the user's to correct: going back further
+        instead would lose training for good.
+
+    Raises
+    ------
+    CheckpointError
+        There is nowhere left to restart from; the message says why, for each checkpoint.
     """
     skipped: list[SkippedCheckpoint] = []
+    names: list[str] = []
     for found in find_checkpoints(run.checkpoints, log_id=scan.log_id):
-        problem = found.problem or (incompatible(found.manifest) if found.manifest is not None else "")
-        if not problem and found.manifest is not None:
-            problem = _rolled_back_since(scan, found.manifest)
-        if not problem and found.manifest is not None:
-            try:
-                snapshot = read_snapshot(found.path / SNAPSHOT_NAME, found.manifest.projection_digest)
-            except CheckpointError as error:
-                problem = str(error)
-            else:
-                yield RestorePoint(found.path, found.manifest, snapshot, tuple(skipped))
-                problem = "the data plane could not load it"
-        skipped.append(SkippedCheckpoint(found.path.name, problem))
-    if project(scan).frontier_step == 0:
-        yield RestorePoint(None, None, None, tuple(skipped))
+        names.append(found.path.name)
+        if wanted is not None and found.path.name != wanted:
+            continue
+        try:
+            point = _load(found, scan, refuse_unfit)
+        except CheckpointError as error:
+            skipped.append(SkippedCheckpoint(found.path.name, brief_problem(found.path.name, str(error))))
+        else:
+            yield point._replace(skipped=tuple(skipped))
+            skipped.append(SkippedCheckpoint(found.path.name, "the data plane could not load it"))
+    at_end = project(scan)
+    if wanted == START or (wanted is None and not at_end.checkpoints and at_end.frontier_step == 0):
+        _refuse_forgotten(0, at_end)
+        yield RestorePoint(None, None, Projection(), at_end, tuple(skipped))
+        return
+    if wanted is not None:
+        known = f"there are {', '.join(sorted(names)) or 'none'}"
+        problem = skipped[0].reason if skipped else f"{run.checkpoints} has no checkpoint of that name; {known}"
+        raise CheckpointError(f"checkpoint {wanted!r} cannot be used: {problem}. Nothing was changed.")
+    reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in skipped) or "there is none"
+    beginning = (
+        f", or choose to begin again from the start of the run (--checkpoint {START})"
+        if at_end.frontier_step == 0
+        else "; the run cannot begin again, since the log has forgotten groups of its first steps"
+    )
+    raise CheckpointError(
+        f"no checkpoint in {run.checkpoints} can be used ({reasons}). Nothing was changed. Restore a checkpoint "
+        f"directory{beginning}."
+    )
 
 
-def _rolled_back_since(scan: LogScan, manifest: Manifest) -> str:
-    """Say that a later restart undid a checkpoint's steps: what its trainer learned from is trained on again."""
+def _load(
+    found: FoundCheckpoint, scan: LogScan, refuse_unfit: Callable[[str, Manifest], None]
+) -> RestorePoint:
+    """Read a checkpoint's projection, and fold it to the end of the log. Raises when it cannot be gone back to."""
+    manifest = found.manifest
+    if manifest is None or found.problem:
+        raise CheckpointError(found.problem)
+    snapshot_path = found.path / SNAPSHOT_NAME
+    at_checkpoint = read_snapshot(snapshot_path, manifest.projection_digest)
+    promised = expected_inventory(at_checkpoint)
+    for name, rows, digest in (
+        ("staging", promised.staging, manifest.staging_digest),
+        ("training", promised.training, manifest.training_digest),
+    ):
+        if inventory_digest(rows).hex() != digest:
+            raise CheckpointError(f"its projection and its manifest promise different {name} rows")
+    undone = _rolled_back_since(scan, manifest)
+    if undone is not None:
+        raise CheckpointError(f"its steps were rolled back to step {undone} by a later restart")
+    at_end = project(scan, read_snapshot(snapshot_path, manifest.projection_digest))
+    _refuse_forgotten(manifest.train_step, at_end)
+    refuse_unfit(found.path.name, manifest)
+    return RestorePoint(found.path, manifest, at_checkpoint, at_end, ())
+
+
+def _refuse_forgotten(train_step: int, at_end: Projection) -> None:
+    if train_step < at_end.frontier_step:
+        raise CheckpointError(
+            f"newer checkpoints cover the steps from {train_step} to {at_end.frontier_step}, and the log has forgotten "
+            "their groups"
+        )
+
+
+def _rolled_back_since(scan: LogScan, manifest: Manifest) -> int | None:
+    """Return the step that a later restart went back to, before a checkpoint's: what its trainer learned from since is
+    trained on again."""
     for batch in scan.batches(after_seq=manifest.position.seq):
         restores = pc.equal(batch.column("kind").dictionary_decode(), kind_of(RunRestored))
         undone = pc.and_(restores, pc.less(batch.column("train_step"), manifest.train_step))
         for step in batch.column("train_step").filter(undone).to_pylist():
-            return f"its steps were rolled back to step {step} by a later restart"
-    return ""
+            return int(step)
+    return None
 
 
 def restored_event(point: RestorePoint) -> RunRestored:
@@ -101,8 +170,8 @@ def restored_event(point: RestorePoint) -> RunRestored:
     )
 
 
-def restored_projection(projection: Projection, point: RestorePoint) -> Projection:
-    """Return a copy of a projection, rolled back to a restore point: what a restart would go on from."""
-    copy = decode_projection(encode_projection(projection))
+def restored_projection(point: RestorePoint) -> Projection:
+    """Return the projection that a restart goes on from: the whole log, rolled back to a restore point."""
+    copy = decode_projection(encode_projection(point.at_end))
     fold(copy, RecordedEvent(copy.last_seq + 1, copy.last_epoch, 0, restored_event(point)))
     return copy

@@ -23,7 +23,10 @@ __all__ = [
     "RowsMissingError",
     "DatasetError",
     "DataPlaneError",
+    "DataPlaneTimeoutError",
+    "RowCorruptError",
     "WorkerLostError",
+    "NotAttachedError",
     "StalledError",
 ]
 
@@ -180,11 +183,32 @@ class DataPlaneError(KinlogError):
     exit_code = 16
 
 
+class DataPlaneTimeoutError(DataPlaneError):
+    """The data plane did not answer in time. Look at its machine, raise the time-out, then try again."""
+
+    code = "data_plane_timeout"
+    exit_code = 21
+
+
+class RowCorruptError(DataPlaneError):
+    """A row in the data plane is not what was put under its key. It is lost: generate it again."""
+
+    code = "row_corrupt"
+    exit_code = 23
+
+
 class WorkerLostError(KinlogError):
     """A worker died before it answered: what it was doing is an infrastructure failure, and is done again."""
 
     code = "worker_lost"
     exit_code = 17
+
+
+class NotAttachedError(WorkerLostError):
+    """A worker's new life was asked before it was attached: what its past life was doing is lost."""
+
+    code = "not_attached"
+    exit_code = 22
 
 
 class StalledError(KinlogError):

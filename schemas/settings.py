@@ -200,6 +200,8 @@ class SupervisionSettings(Settings, frozen=True, kw_only=True):
     probe_timeout_s: PositiveFloat = 30.0
     max_failed_probes: PositiveInt = 3
     """Probes in a row that may fail before the run is stopped."""
+    restart_timeout_s: PositiveFloat = 180.0
+    """How long a worker's restart may take before the worker counts as lost."""
     stall_timeout_s: PositiveFloat = 300.0
     """The run is stopped when nothing at all was recorded for this long, saying what waits for what."""
     retry_backoff_s: PositiveFloat = 0.5

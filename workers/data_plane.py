@@ -19,7 +19,7 @@ from typing import Self, TypeVar
 
 import torch
 
-from kinlog.schemas.errors import DataPlaneError
+from kinlog.schemas.errors import RowCorruptError
 from kinlog.schemas.reasons import Partition
 from kinlog.schemas.rows import RowTag
 from kinlog.schemas.settings import DataPlaneSettings
@@ -101,8 +101,10 @@ class DataPlane:
             When a key is given twice.
         RowsMissingError
             When a key is absent, or its put has not completed; the message names the first few.
+        RowCorruptError
+            When a row's content is not what was put under its key.
         DataPlaneError
-            When a column is missing, or a row's content is not what was put under its key.
+            When a column is missing.
         """
 
         def build(tag: RowTag, values: Mapping[str, torch.Tensor]) -> StagedRow:
@@ -236,10 +238,10 @@ def _rebuild(
     try:
         row = build(tag, values)
     except ValueError as error:
-        raise DataPlaneError(f"{call}: what is stored under {key} is no such row: {error}") from error
+        raise RowCorruptError(f"{call}: what is stored under {key} is no such row: {error}") from error
     found = row_digest(row)
     if row.key != key or found != tag.digest:
-        raise DataPlaneError(
+        raise RowCorruptError(
             f"{call}: {key} does not hold what was put there: expected digest {tag.digest.hex()}, found {found.hex()} of "
             f"row {row.key}. It was cleared or rewritten while in use: treat it as lost."
         )

@@ -53,6 +53,11 @@ class Engine(Protocol):
         """Version of the weights that the next token is sampled with."""
         ...
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the engine: every further call raises it. ``None`` while it works."""
+        ...
+
     async def generate(self, request: GenerationRequest) -> Completion:
         """Return the completion of ``request`` as soon as it has ended. Cancelling the await drops the request.
 

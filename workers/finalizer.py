@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from kinlog.schemas.errors import DataPlaneError, RowsMissingError
+from kinlog.schemas.reasons import Validity
 from kinlog.schemas.receipts import ModelCall, Receipt, canonical_key, staging_key
 from kinlog.workers.rows import MASKED_WEIGHT_VERSION, CanonicalRow, StagedRow, row_digest
 
@@ -24,6 +25,7 @@ def build_canonical_row(
     receipt: Receipt | None,
     staged: Mapping[int, StagedRow],
     prompt_token_ids: Sequence[int],
+    validity: Validity,
     raw_reward: float,
     shaped_reward: float,
 ) -> CanonicalRow:
@@ -39,6 +41,8 @@ def build_canonical_row(
         The attempt's staged rows by model call, exactly those that the receipt lists.
     prompt_token_ids:
         The prompt, at least one token. Only a placeholder is built from it; a placeholder's row is masked throughout.
+    validity:
+        As sealed. Whatever is not valid is masked throughout: it keeps its place in the group, and teaches nothing.
     raw_reward, shaped_reward:
         As sealed.
 
@@ -62,6 +66,8 @@ def build_canonical_row(
     else:
         verify_staged_rows(receipt, staged, group_id=group_id, generation=generation, attempt=attempt)
         token_ids, loss_mask, logprobs, weight_versions = _assemble(linearize(receipt, staged))
+        if validity is not Validity.VALID:
+            loss_mask, logprobs, weight_versions = _blank_columns(len(token_ids))
     return CanonicalRow(
         group_id=group_id,
         generation=generation,
@@ -71,6 +77,7 @@ def build_canonical_row(
         loss_mask=loss_mask,
         logprobs=logprobs,
         weight_versions=weight_versions,
+        valid=validity is Validity.VALID,
         raw_reward=raw_reward,
         shaped_reward=shaped_reward,
     )

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from kinlog.schemas.errors import ConfigError
 from kinlog.schemas.settings import ModelSettings
 from kinlog.workers.tokenizer import CharacterTokenizer, Tokenizer
 
-__all__ = ["Policy", "load_policy"]
+__all__ = ["Policy", "load_policy", "load_tokenizer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +66,31 @@ def load_policy(settings: ModelSettings) -> Policy:
     return Policy(model=model.float(), tokenizer=tokenizer, max_positions=settings.max_positions)
 
 
-def _read_policy(path: str, max_positions: int) -> Policy:
+def load_tokenizer(settings: ModelSettings) -> Tokenizer:
+    """Return the tokenizer of the policy that ``settings`` describe, without building the model.
+
+    Raises
+    ------
+    ConfigError
+        The directory's tokenizer has no end token.
+    """
+    if settings.path is None:
+        return CharacterTokenizer(settings.alphabet)
+    return _read_tokenizer(settings.path, int(AutoConfig.from_pretrained(settings.path).vocab_size))
+
+
+def _read_tokenizer(path: str, vocabulary_size: int) -> Tokenizer:
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"model.path: the tokenizer of {path} has no eos token, by which a completion ends")
+    return _PretrainedTokenizer(tokenizer, vocabulary_size)
+
+
+def _read_policy(path: str, max_positions: int) -> Policy:
     model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True, dtype=torch.float32)
     limit = min(max_positions, int(model.config.max_position_embeddings))
-    vocabulary_size = int(model.get_input_embeddings().num_embeddings)
-    return Policy(
-        model=model, tokenizer=_PretrainedTokenizer(tokenizer, vocabulary_size), max_positions=limit
-    )
+    tokenizer = _read_tokenizer(path, int(model.get_input_embeddings().num_embeddings))
+    return Policy(model=model, tokenizer=tokenizer, max_positions=limit)
 
 
 class _PretrainedTokenizer:

@@ -1,7 +1,8 @@
 """The controller's side of the Ray actors: what the controller's protocols ask for, over actor handles.
 
-A dead actor is a ``WorkerLostError``. Ray restarts it; it is attached again, and a generation worker is given the
-current weights again, before anything else is sent to it.
+Ray restarts an actor that died. Its new life knows nothing: it refuses work with ``NotAttachedError`` until it is attached
+again, and given the current weights again. A call that meets a dead or a fresh actor is a ``WorkerLostError``; waiting
+for a restart is charged to nobody.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 
 from kinlog.schemas.errors import KinlogError, WorkerLostError
 from kinlog.schemas.events import CanonicalRowRef, SiblingSealed
@@ -26,6 +27,8 @@ __all__ = ["RevivedActor", "RayRolloutPool", "RayFinalizer", "RayTrainer"]
 
 T = TypeVar("T")
 
+_RESTART_POLL_S = 0.5
+
 
 class RevivedActor:
     """An actor that Ray restarts when it dies, and that is made ready again before it is used.
@@ -35,23 +38,55 @@ class RevivedActor:
     name:
         For messages, and for the log.
     handle:
-        The Ray actor's handle, with an ``attach`` method.
+        The Ray actor's handle, with ``attach`` and ``probe`` methods.
+    restart_timeout_s:
+        How long a restart may take before the actor counts as lost.
     """
 
-    def __init__(self, name: str, handle: Any) -> None:
+    def __init__(self, name: str, handle: Any, *, restart_timeout_s: float) -> None:
         self.name = name
         self.handle = handle
+        self._restart_timeout_s = restart_timeout_s
         self._ready = False
         self._preparing = asyncio.Lock()
 
+    @property
+    def ready(self) -> bool:
+        """Whether the actor is attached, as far as is known."""
+        return self._ready
+
     async def prepare(self, also: Callable[[Any], Awaitable[None]] | None = None) -> None:
-        """Attach the actor if this life of it has not been attached."""
+        """Attach the actor if this life of it has not been attached, waiting for Ray to restart it if need be.
+
+        Raises
+        ------
+        WorkerLostError
+            It did not come back in time, or is not restarted.
+        """
         async with self._preparing:
-            if not self._ready:
+            if self._ready:
+                return
+            try:
+                async with asyncio.timeout(self._restart_timeout_s):
+                    await self._attach(also)
+            except TimeoutError as error:
+                raise WorkerLostError(
+                    f"{self.name} did not come back in {self._restart_timeout_s:g} s"
+                ) from error
+            self._ready = True
+
+    async def _attach(self, also: Callable[[Any], Awaitable[None]] | None) -> None:
+        while True:
+            try:
                 await self._answer(self.handle.attach.remote())
                 if also is not None:
-                    await also(self.handle)
-                self._ready = True
+                    await self._answer(also(self.handle))
+                return
+            except WorkerLostError as error:
+                if isinstance(error.__cause__, ActorDiedError):
+                    raise  # Ray has given it up
+                # A call to an actor that is being restarted fails at once: ask again until it is there.
+                await asyncio.sleep(_RESTART_POLL_S)
 
     async def ask(self, call: Callable[[Any], Awaitable[T]]) -> T:
         """Return what the actor answers.
@@ -59,15 +94,22 @@ class RevivedActor:
         Raises
         ------
         WorkerLostError
-            It died.
+            It died, or has been restarted since it was prepared.
         """
         return await self._answer(call(self.handle))
+
+    async def probe(self) -> None:
+        """Raise ``WorkerLostError`` unless the actor answers; one that is being made ready is given its time."""
+        if self._ready:
+            await self.ask(lambda handle: handle.probe.remote())
 
     async def _answer(self, answer: Awaitable[T]) -> T:
         try:
             return await answer
         except RayTaskError as error:
             # What the actor raised, without the traceback that Ray puts around it: it goes into the log.
+            if isinstance(error.cause, WorkerLostError):
+                self._ready = False
             if isinstance(error.cause, KinlogError):
                 raise error.cause from None
             raise
@@ -85,10 +127,10 @@ class RayRolloutPool:
         self._weights: tuple[Any, int] | None = None
 
     def assign(self) -> str:
-        """Return the next worker's name."""
-        names = list(self._workers)
-        self._turn = (self._turn + 1) % len(names)
-        return names[self._turn]
+        """Return the next worker's name: one that is ready, if any is."""
+        names = [name for name, worker in self._workers.items() if worker.ready] or list(self._workers)
+        self._turn += 1
+        return names[self._turn % len(names)]
 
     async def run(self, worker: str, order: RolloutOrder) -> SiblingSealed | RolloutFailed:
         """Run one attempt on a worker. Raises ``WorkerLostError`` when it died."""
@@ -99,23 +141,25 @@ class RayRolloutPool:
     async def update_weights(self, weights: Any, version: int) -> None:
         """Give every worker new weights. ``weights`` is an object reference: Ray ships it once a node.
 
-        A worker that dies meanwhile gets them when it is prepared again.
+        A worker that is down gets them when it is prepared again.
         """
         self._weights = (weights, version)
-        await asyncio.gather(*(self._update(worker) for worker in self._workers.values()))
+        await asyncio.gather(*(self._update(worker) for worker in self._workers.values() if worker.ready))
 
     async def prepare(self) -> None:
         """Attach all workers."""
         await asyncio.gather(*(worker.prepare(self._give_weights) for worker in self._workers.values()))
 
     async def probe(self) -> None:
-        await asyncio.gather(
-            *(worker.ask(lambda handle: handle.probe.remote()) for worker in self._workers.values())
-        )
+        """Raise ``WorkerLostError`` when not one worker answers: rollouts go on as long as one does."""
+        probes = (worker.probe() for worker in self._workers.values())
+        results = await asyncio.gather(*probes, return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if len(failures) == len(results):
+            raise failures[0]
 
     async def _update(self, worker: RevivedActor) -> None:
         try:
-            await worker.prepare(self._give_weights)
             await worker.ask(self._give_weights)
         except WorkerLostError:
             return
@@ -137,7 +181,7 @@ class RayFinalizer:
         return await self._actor.ask(lambda handle: handle.finalize.remote(order))
 
     async def probe(self) -> None:
-        await self._actor.ask(lambda handle: handle.probe.remote())
+        await self._actor.probe()
 
 
 class RayTrainer:
@@ -165,4 +209,4 @@ class RayTrainer:
         await self._actor.ask(lambda handle: handle.load.remote(directory))
 
     async def probe(self) -> None:
-        await self._actor.ask(lambda handle: handle.probe.remote())
+        await self._actor.probe()

@@ -1,17 +1,19 @@
 """The generation worker: runs rollouts on its engine, and stages every model call before it reports."""
 
+import logging
+import os
 from collections.abc import Mapping
 
 import torch
 
 from kinlog.schemas.config import RunConfig
-from kinlog.schemas.errors import DatasetError
+from kinlog.schemas.errors import ConfigError, DatasetError, NotAttachedError
 from kinlog.schemas.events import SiblingSealed
 from kinlog.schemas.orders import RolloutFailed, RolloutOrder
-from kinlog.schemas.reasons import Reason
 from kinlog.schemas.receipts import ModelCall, Receipt
 from kinlog.workers.data_plane import DataPlane
 from kinlog.workers.environments import Environment, build_environment
+from kinlog.workers.failures import classify_failure
 from kinlog.workers.model import load_policy
 from kinlog.workers.rollout import CapturedCall, Rollout, run_rollout
 from kinlog.workers.rows import StagedRow, row_digest
@@ -20,6 +22,8 @@ from kinlog.workers.tasks import TaskMixture
 from kinlog.workers.torch_engine import TorchEngine
 
 __all__ = ["RolloutWorker"]
+
+_logger = logging.getLogger(__name__)
 
 
 class RolloutWorker:
@@ -42,17 +46,43 @@ class RolloutWorker:
             self._engine = TorchEngine(self._policy, max_batch_size=self._config.generation.max_batch_size)
 
     async def probe(self) -> None:
-        """Answer: the event loop turns."""
+        """Answer: the event loop turns, and this life is attached."""
+        self._attached()
 
     async def update_weights(self, state_dict: Mapping[str, torch.Tensor], version: int) -> None:
         """Take new weights, between two tokens."""
-        assert self._engine is not None, "attach() comes first"
-        await self._engine.update_weights(state_dict, version)
+        engine, _ = self._attached()
+        await engine.update_weights(state_dict, version)
 
     async def run(self, order: RolloutOrder) -> SiblingSealed | RolloutFailed:
         """Run one attempt of a sibling. When this returns its rows are in the data plane, acknowledged."""
-        assert self._engine is not None, "attach() comes first"
-        assert self._staging is not None
+        engine, staging = self._attached()
+        try:
+            rollout = await self._roll_out(engine, order)
+        except ConfigError:
+            raise  # every other attempt would fail the same way
+        except Exception as error:
+            if engine.failure is not None:
+                # Nothing that comes after will go better here: let the process be started anew.
+                _logger.exception("the engine has failed, and this worker with it")
+                os._exit(1)
+            return RolloutFailed(
+                group_id=order.group_id,
+                generation=order.generation,
+                attempt=order.attempt,
+                reason=classify_failure(error),
+                detail=f"{type(error).__name__}: {error}",
+            )
+        rows = [_staged_row(order, call) for call in rollout.calls]
+        await staging.stage(rows)
+        return _sealed(order, rollout, rows)
+
+    def _attached(self) -> tuple[TorchEngine, StagingQueue]:
+        if self._engine is None or self._staging is None:
+            raise NotAttachedError("the generation worker was restarted, and is not attached yet")
+        return self._engine, self._staging
+
+    async def _roll_out(self, engine: TorchEngine, order: RolloutOrder) -> Rollout:
         item = self._tasks.resolve(order.prompt.sample_id)
         if item.content_digest != order.prompt.content_digest:
             raise DatasetError(f"sample {item.sample_id!r} is not what was drawn: its content digest differs")
@@ -60,28 +90,15 @@ class RolloutWorker:
             self._environments[item.agent_name] = build_environment(
                 item.agent_name, self._tasks, self._config.rollout
             )
-        try:
-            rollout = await run_rollout(
-                self._engine,
-                self._policy.tokenizer,
-                self._environments[item.agent_name],
-                item,
-                generation=self._config.generation,
-                rollout=self._config.rollout,
-                seed=order.seed,
-            )
-        except ValueError as error:
-            # The model's own doing: another attempt may do better, another worker will not.
-            return RolloutFailed(
-                group_id=order.group_id,
-                generation=order.generation,
-                attempt=order.attempt,
-                reason=Reason.DATA_FAILURE,
-                detail=str(error),
-            )
-        rows = [_staged_row(order, call) for call in rollout.calls]
-        await self._staging.stage(rows)
-        return _sealed(order, rollout, rows)
+        return await run_rollout(
+            engine,
+            self._policy.tokenizer,
+            self._environments[item.agent_name],
+            item,
+            generation=self._config.generation,
+            rollout=self._config.rollout,
+            seed=order.seed,
+        )
 
 
 def _staged_row(order: RolloutOrder, call: CapturedCall) -> StagedRow:

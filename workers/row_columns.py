@@ -70,6 +70,7 @@ def canonical_from_columns(
         loss_mask=values["loss_mask"],
         logprobs=values["logprobs"],
         weight_versions=values["weight_versions"],
+        valid=bool(values["valid"].item()),
         raw_reward=float(values["raw_reward"].item()),
         shaped_reward=float(values["shaped_reward"].item()),
     )

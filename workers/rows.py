@@ -41,6 +41,7 @@ ROW_DTYPES: Mapping[Partition, Mapping[str, torch.dtype]] = MappingProxyType(
                 "loss_mask": torch.bool,
                 "logprobs": torch.float32,
                 "weight_versions": torch.int32,
+                "valid": torch.bool,
                 "raw_reward": torch.float64,
                 "shaped_reward": torch.float64,
                 "draw_index": torch.int64,
@@ -135,6 +136,9 @@ class CanonicalRow:
         float32, shape (L,): log-probability of the token at the same position; 0 where ``loss_mask`` is false.
     weight_versions:
         int32, shape (L,): weights that generated the token at the same position; -1 where ``loss_mask`` is false.
+    valid:
+        Whether the row is an example. Any other keeps its sibling's place, is masked throughout, and counts neither for
+        the loss nor for its group's baseline.
     raw_reward, shaped_reward:
         As the environment returned it, and after shaping. NaN and infinities are kept bit for bit.
 
@@ -154,6 +158,7 @@ class CanonicalRow:
     loss_mask: torch.Tensor
     logprobs: torch.Tensor
     weight_versions: torch.Tensor
+    valid: bool
     raw_reward: float
     shaped_reward: float
 
@@ -170,6 +175,8 @@ class CanonicalRow:
             raise ValueError(f"row {self.key}: token_ids is empty; a training example has at least one token")
         for name in ("loss_mask", "logprobs", "weight_versions"):
             _check_column(self.partition, self.key, name, getattr(self, name), length)
+        if not self.valid and bool(self.loss_mask.any()):
+            raise ValueError(f"row {self.key}: it is not valid, and must be masked throughout")
         # A stray value under the mask would reach the loss through any reduction that multiplies by the mask (NaN
         # times zero is NaN), and would make the digest of one and the same example depend on who built it.
         blank = ~self.loss_mask
@@ -208,7 +215,7 @@ def row_digest(row: Row) -> bytes:
     return digest_bytes(
         _CANONICAL_DOMAIN,
         identity,
-        struct.pack("<2d", row.raw_reward, row.shaped_reward),
+        struct.pack("<2d?", row.raw_reward, row.shaped_reward, row.valid),
         *_column_parts("token_ids", row.token_ids),
         *_column_parts("loss_mask", row.loss_mask),
         *_column_parts("logprobs", row.logprobs),

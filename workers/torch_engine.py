@@ -103,6 +103,11 @@ class TorchEngine:
         """Version of the weights that the next token is sampled with."""
         return self._weight_version
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the engine: every further call raises it. ``None`` while it works."""
+        return self._failure
+
     async def generate(self, request: GenerationRequest) -> Completion:
         """Return the completion of ``request`` as soon as it has ended. Cancelling the await drops the request.
 

@@ -19,7 +19,7 @@ from typing import Self, TypeVar
 
 import ray
 
-from kinlog.schemas.errors import ConfigError, DataPlaneError, KinlogError
+from kinlog.schemas.errors import ConfigError, DataPlaneError, DataPlaneTimeoutError, KinlogError
 from kinlog.schemas.settings import DataPlaneSettings
 from kinlog.workers import tq_native
 from kinlog.workers.loop_thread import LoopThread, start_blocking
@@ -322,8 +322,8 @@ def _check_ray(call: TqCall) -> None:
         raise DataPlaneError(f"{call}: Ray is not running in this process. Call ray.init() first.")
 
 
-def _timed_out(call: TqCall, timeout_s: float) -> DataPlaneError:
-    return DataPlaneError(
+def _timed_out(call: TqCall, timeout_s: float) -> DataPlaneTimeoutError:
+    return DataPlaneTimeoutError(
         f"{call}: no answer in {timeout_s:g} s. TransferQueue's controller or a storage unit is dead or overloaded."
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from kinlog.schemas.config import RunConfig
-from kinlog.schemas.errors import DataPlaneError
+from kinlog.schemas.errors import DataPlaneError, NotAttachedError
 from kinlog.schemas.orders import TrainMetrics, TrainOrder
 from kinlog.workers.data_plane import DataPlane
 from kinlog.workers.grpo import TrainingRow
@@ -46,7 +46,8 @@ class TrainerWorker:
         FloatingPointError
             A loss or gradient is not finite.
         """
-        assert self._data_plane is not None, "attach() comes first"
+        if self._data_plane is None:
+            raise NotAttachedError("the trainer is not attached yet")
         started = time.perf_counter()
         rows = list((await self._data_plane.get_canonical(order.row_keys)).values())
         found = {row.group_id for row in rows}
@@ -55,14 +56,15 @@ class TrainerWorker:
                 f"step {order.train_step}: expected rows of groups {sorted(order.group_ids)}, found {sorted(found)}"
             )
         # In a thread: probes are answered while it computes.
-        metrics = await asyncio.to_thread(self._trainer.step, [_training_row(row) for row in rows])
+        examples = [row for row in rows if row.valid]
+        metrics = await asyncio.to_thread(self._trainer.step, [_training_row(row) for row in examples])
         return TrainMetrics(
             train_step=order.train_step,
             weight_version=metrics.weight_version,
             loss=metrics.loss,
             grad_norm=metrics.grad_norm,
             clip_fraction=metrics.clip_fraction,
-            mean_raw_reward=sum(row.raw_reward for row in rows) / len(rows),
+            mean_raw_reward=sum(row.raw_reward for row in examples) / len(examples),
             mean_shaped_reward=metrics.mean_reward,
             rows=metrics.rows,
             loss_tokens=metrics.loss_tokens,

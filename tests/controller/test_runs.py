@@ -13,12 +13,15 @@ from kinlog.replay.checkpoints import MANIFEST_NAME
 from kinlog.schemas import events as e
 from kinlog.schemas.errors import (
     CheckpointError,
+    ConfigError,
     DataPlaneError,
+    DataPlaneTimeoutError,
     DatasetError,
     LogDamagedError,
     RowsMissingError,
     RunExistsError,
     RunLockedError,
+    RunNotFoundError,
 )
 from kinlog.schemas.orders import FinalizeRejected
 from kinlog.schemas.reasons import Granularity, Partition, Reason, Validity
@@ -423,10 +426,23 @@ async def test_failed_save_costs_a_checkpoint_and_not_the_run(tmp_path: Path):
     parts = FakeParts()
     life = await first_life(tmp_path / "run", parts=parts)
     parts.data_plane.fail_save = DataPlaneError("scripted")
-    await life.train()
-    failed = events_of(tmp_path / "run", e.CheckpointFailed)
-    assert {event.name for event in failed} == {"step_000002", "step_000004"}
-    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == []
+    await life.train_until(lambda p: p.train_step == 3)
+    parts.data_plane.fail_save = None
+    await life.finish()
+    assert [event.name for event in events_of(tmp_path / "run", e.CheckpointFailed)] == ["step_000002"]
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_000004"]
+
+
+async def test_run_whose_last_checkpoint_fails_has_not_succeeded(tmp_path: Path):
+    parts = FakeParts()
+    life = await first_life(tmp_path / "run", parts=parts)
+    parts.data_plane.fail_save = DataPlaneError("scripted")
+    with pytest.raises(CheckpointError, match="last checkpoint step_000004 failed"):
+        await life.controller.run()
+    await life.kill()
+    resumed = await (await next_life(tmp_path / "run")).train()
+    assert resumed.p.train_step == 4
+    assert [c.name for c in resumed.p.checkpoints] == ["step_000002", "step_000004"]
 
 
 async def test_checkpoint_directory_alone_restarts_the_run(tmp_path: Path):
@@ -474,16 +490,87 @@ async def test_changed_dataset_row_is_refused_by_name(tmp_path: Path):
         await next_life(tmp_path / "run", life.config, FakeParts(FakeDataset(salt="changed")))
 
 
-async def test_other_storage_unit_count_is_said_not_tried(tmp_path: Path):
-    life, _ = await interrupted_life(tmp_path / "run")
-    step = life.p.checkpoints[-1].name
+async def test_configuration_that_does_not_fit_is_refused_and_costs_no_training(tmp_path: Path):
+    life, group_id = await interrupted_life(tmp_path / "run")
     await life.kill()
+    before = files_of(tmp_path / "run")
     config = run_config(trainer__max_steps=6, data_plane__num_storage_units=3)
-    resumed = await next_life(tmp_path / "run", config)
+    with pytest.raises(ConfigError, match="num_storage_units is 3.*saved from 2"):
+        await next_life(tmp_path / "run", config)
+    with pytest.raises(DatasetError, match="fingerprint"):
+        await next_life(tmp_path / "run", life.config, FakeParts(FakeDataset(size=99)))
+    assert files_of(tmp_path / "run") == before
+    resumed = await (await next_life(tmp_path / "run", life.config)).train()
+    assert (group_id, 0) not in resumed.parts.pool.attempts()
+
+
+async def test_data_plane_that_is_too_slow_to_load_is_refused_not_answered_with_an_older_checkpoint(
+    tmp_path: Path,
+):
+    life, _ = await interrupted_life(tmp_path / "run")
+    await life.kill()
+    before = files_of(tmp_path / "run")
+
+    def too_slow(data_plane: FakeDataPlane) -> None:
+        raise DataPlaneTimeoutError("scripted")
+
+    parts = FakeParts()
+    parts.tamper = too_slow
+    with pytest.raises(DataPlaneTimeoutError):
+        await next_life(tmp_path / "run", life.config, parts)
+    assert files_of(tmp_path / "run") == before
+    assert parts.data_plane.closed
+
+
+async def test_start_of_the_run_is_gone_back_to_by_choice_only(tmp_path: Path):
+    life, _ = await interrupted_life(tmp_path / "run")
+    name = life.p.checkpoints[-1].name
+    await life.kill()
+    (tmp_path / "run" / "checkpoints" / name / MANIFEST_NAME).unlink()
+    with pytest.raises(CheckpointError, match="--checkpoint start"):
+        await next_life(tmp_path / "run", life.config)
+    resumed = Life(tmp_path / "run", life.config)
+    report = await resumed.controller.resume(checkpoint="start")
+    assert report.train_step == 0
+    await resumed.train()
+    assert_conserved(replayed(tmp_path / "run"))
+
+
+async def test_run_that_was_killed_before_its_first_event_is_begun_again(tmp_path: Path):
+    from kinlog.lineage.log import create_log
+
+    config = run_config()
+    log = create_log(
+        tmp_path / "run" / "log", log_id="l", run_id="r", writer_version="0", settings=config.log
+    )
+    log.close()
+    with pytest.raises(RunNotFoundError):
+        await next_life(tmp_path / "run", config)
+    life = await (await first_life(tmp_path / "run", config)).train()
+    assert life.p.run_id == "r"
+    assert life.p.train_step == 4
+
+
+async def test_what_a_killed_save_left_is_never_used_and_is_cleared_away(tmp_path: Path):
+    life, _ = await interrupted_life(tmp_path / "run")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    name = life.p.checkpoints[-1].name
+    await life.kill()
+    import shutil
+
+    shutil.copytree(checkpoints / name, checkpoints / ".incomplete.step_000009.1")
+    (checkpoints / "my_backup").mkdir()
+    (tmp_path / "run" / "trash" / "step_000001.5").mkdir(parents=True)
+    resumed = await next_life(tmp_path / "run", life.config)
     assert resumed.report is not None
-    assert resumed.report.checkpoint is None
-    assert [(s.name, "num_storage_units" in s.reason) for s in resumed.report.skipped] == [(step, True)]
-    await resumed.kill()
+    assert [(s.name, "never committed" in s.reason) for s in resumed.report.skipped] == [
+        (".incomplete.step_000009.1", True),
+        ("my_backup", False),
+    ]
+    await resumed.train()
+    assert (checkpoints / "my_backup").is_dir()
+    assert not (checkpoints / ".incomplete.step_000009.1").exists()
+    assert list((tmp_path / "run" / "trash").iterdir()) == []
 
 
 async def test_changed_granularity_changes_nothing_for_groups_that_exist(tmp_path: Path):

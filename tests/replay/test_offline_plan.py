@@ -12,6 +12,7 @@ from kinlog.replay.checkpoints import MANIFEST_NAME
 from kinlog.replay.offline_plan import plan_offline
 from kinlog.replay.plan import RecoveryPolicy
 from kinlog.replay.projection import SNAPSHOT_NAME
+from kinlog.replay.restore import START
 from kinlog.schemas.errors import CheckpointError, LogDamagedError
 from kinlog.schemas.reasons import Reason
 
@@ -77,14 +78,16 @@ def test_an_explicit_older_checkpoint_is_used(tmp_path: Path):
 
 def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path):
     run = _interrupted(tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"no checkpoint 'step_9'.*step_000003, step_000006"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint of that name; there are step_000003, step_000006"
+    ):
         plan_offline(run.directory, policy=POLICY, checkpoint="step_9")
 
 
 def test_a_damaged_explicit_checkpoint_is_refused_with_the_difference(tmp_path: Path):
     run = _interrupted(tmp_path / "run")
     (run.directory.checkpoints / "step_000003" / SNAPSHOT_NAME).write_bytes(b"no snapshot")
-    with pytest.raises(CheckpointError, match=r"step_000003 cannot be used: projection\.zst"):
+    with pytest.raises(CheckpointError, match=r"'step_000003' cannot be used: projection\.zst"):
         plan_offline(run.directory, policy=POLICY, checkpoint="step_000003")
 
 
@@ -97,7 +100,9 @@ def test_a_run_whose_start_is_forgotten_and_whose_checkpoints_are_gone_is_refuse
 
 def test_a_checkpoint_before_the_frontier_is_refused(tmp_path: Path):
     run = _interrupted(tmp_path / "run", steps=10)
-    with pytest.raises(CheckpointError, match="cannot go back to step_000003"):
+    with pytest.raises(
+        CheckpointError, match="'step_000003' cannot be used: newer checkpoints cover the steps from 3"
+    ):
         plan_offline(run.directory, policy=POLICY, checkpoint="step_000003")
 
 
@@ -138,6 +143,6 @@ def test_rollouts_of_weights_newer_than_the_restored_are_discarded_by_choice(tmp
     run.kill()
     newest = run.directory.checkpoints / "step_000001"
     shutil.rmtree(newest)
-    report = plan_offline(run.directory, policy=discard).report
+    report = plan_offline(run.directory, policy=discard, checkpoint=START).report
     assert report.checkpoint is None
     assert set(report.siblings_sealed_redone) == {Reason.ROWS_MISSING}

@@ -1,6 +1,7 @@
 """Where a restart begins: only a place on the surviving history, and never past what the log holds."""
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -12,12 +13,14 @@ from kinlog.lineage.log import scan_log
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.state import GroupPhase, projection_digest
 from kinlog.replay.checkpoints import MANIFEST_NAME, file_digest
-from kinlog.replay.projection import SNAPSHOT_NAME, project, write_snapshot_bytes
-from kinlog.replay.restore import restore_points, restored_projection, verify_run
+from kinlog.replay.inventory import expected_inventory
+from kinlog.replay.projection import SNAPSHOT_NAME, write_snapshot_bytes
+from kinlog.replay.restore import START, restore_points, restored_projection, verify_run
 from kinlog.schemas import events as e
-from kinlog.schemas.errors import LogDamagedError
+from kinlog.schemas.errors import CheckpointError, LogDamagedError
 from kinlog.schemas.manifest import FileEntry, Manifest
 from kinlog.schemas.reasons import CheckpointKind
+from kinlog.schemas.rows import inventory_digest
 
 
 class Life:
@@ -35,6 +38,7 @@ class Life:
         path = self.run.checkpoints / name
         path.mkdir(parents=True)
         (path / SNAPSHOT_NAME).write_bytes(write_snapshot_bytes(p))
+        promised = expected_inventory(p)
         manifest = Manifest(
             kind=CheckpointKind.TRAINER,
             run_id=RUN_ID,
@@ -48,10 +52,10 @@ class Life:
             dataset_fingerprint=DATASET,
             draw_cursor=p.draw_cursor,
             num_storage_units=1,
-            staging_rows=0,
-            staging_digest="",
-            training_rows=0,
-            training_digest="",
+            staging_rows=len(promised.staging),
+            staging_digest=inventory_digest(promised.staging).hex(),
+            training_rows=len(promised.training),
+            training_digest=inventory_digest(promised.training).hex(),
             files=(
                 FileEntry(
                     path=SNAPSHOT_NAME,
@@ -69,12 +73,13 @@ def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory(tmp_path)
 
 
-def points(run: RunDirectory) -> dict[str | None, dict[str, str]]:
+def points(run: RunDirectory, wanted: str | None = None) -> dict[str | None, dict[str, str]]:
     """Place -> why newer ones are skipped, best first."""
-    return {
-        point.name: {s.name: s.reason for s in point.skipped}
-        for point in restore_points(run, verify_run(run))
-    }
+    found = {}
+    with suppress(CheckpointError):
+        for point in restore_points(run, verify_run(run), wanted=wanted):
+            found[point.name] = {s.name: s.reason for s in point.skipped}
+    return found
 
 
 def test_run_without_checkpoints_restarts_at_its_beginning(run):
@@ -83,13 +88,17 @@ def test_run_without_checkpoints_restarts_at_its_beginning(run):
     assert points(run) == {None: {}}
 
 
-def test_newest_checkpoint_comes_first_then_older_ones_then_the_start(run):
+def test_newest_checkpoint_comes_first_then_older_ones_and_the_start_by_choice_only(run):
     with open_ledger(run.log) as ledger:
         life = Life(run, ledger)
         for _ in range(2):
             life.told.train(life.told.finalized())
             life.checkpoint()
-    assert list(points(run)) == ["step_000002", "step_000001", None]
+    assert list(points(run)) == ["step_000002", "step_000001"]
+    assert list(points(run, START)) == [None]
+    assert list(points(run, "step_000001")) == ["step_000001"]
+    with pytest.raises(CheckpointError, match="no checkpoint of that name"):
+        next(restore_points(run, verify_run(run), wanted="step_000009"))
 
 
 def test_start_of_the_run_is_out_of_reach_once_groups_of_it_are_forgotten(run):
@@ -125,11 +134,10 @@ def test_restoring_rolls_a_copy_back_and_leaves_the_original(run):
         life.checkpoint()
         life.told.train(second)
     scan = scan_log(run.log)
-    whole = project(scan)
     point = next(restore_points(run, scan))
-    rolled_back = restored_projection(whole, point)
+    rolled_back = restored_projection(point)
     assert rolled_back.groups[second].phase is GroupPhase.FINALIZED
-    assert whole.groups[second].phase is GroupPhase.APPLIED
+    assert point.at_end.groups[second].phase is GroupPhase.APPLIED
 
 
 def test_checkpoint_whose_steps_were_rolled_back_since_is_skipped_with_the_reason(run):
@@ -144,5 +152,5 @@ def test_checkpoint_whose_steps_were_rolled_back_since_is_skipped_with_the_reaso
         life.told.restore(kept)
         assert life.told.p.train_step == 1
     found = points(run)
-    assert list(found) == ["step_000001", None]
+    assert list(found) == ["step_000001"]
     assert "rolled back to step 1" in found["step_000001"]["step_000003"]

@@ -47,4 +47,4 @@ def make_canonical_row(
         "raw_reward": raw_reward,
         "shaped_reward": -1.5,
     }
-    return CanonicalRow(**(fields | changes))
+    return CanonicalRow(**({"valid": True} | fields | changes))

@@ -14,9 +14,9 @@ from kinlog.lineage.log import OpenedLog
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.state import GroupPhase, GroupState, Projection, projection_digest
 from kinlog.replay.checkpoints import MANIFEST_NAME, file_digest
-from kinlog.replay.inventory import Inventory, expected_inventory
+from kinlog.replay.inventory import expected_inventory
 from kinlog.replay.plan import RecoveryPlan, RecoveryPolicy, plan_recovery
-from kinlog.replay.projection import SNAPSHOT_NAME, project, write_snapshot_bytes
+from kinlog.replay.projection import SNAPSHOT_NAME, write_snapshot_bytes
 from kinlog.replay.restore import restore_points, restored_event, restored_projection, verify_run
 from kinlog.schemas import events as e
 from kinlog.schemas.manifest import FileEntry, Manifest
@@ -126,18 +126,16 @@ class DiskRun:
         """Begin the next life: restore, plan, and write the plan."""
         scan = verify_run(self.directory)
         point = next(restore_points(self.directory, scan))
-        held = expected_inventory(point.snapshot) if point.snapshot is not None else Inventory()
-        projection = project(scan, point.snapshot)
         plan = plan_recovery(
-            restored_projection(projection, point),
-            held,
+            restored_projection(point),
+            expected_inventory(point.at_checkpoint),
             checkpoint=point.name,
             promised=point.manifest.position if point.manifest is not None else None,
             policy=policy or RecoveryPolicy(),
         )
         opened = reopened(self.directory.log, settings=self._settings)
         self._epoch = opened.writer.epoch
-        self._live(opened, projection)
+        self._live(opened, point.at_end)
         self.story.commit(*opened.repaired, restored_event(point))
         self.story.commit(*plan.events())
         for reason, by_partition in (

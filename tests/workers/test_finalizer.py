@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinlog.schemas.errors import DataPlaneError, RowsMissingError
+from kinlog.schemas.reasons import Validity
 from kinlog.schemas.receipts import ModelCall, Receipt
 from kinlog.workers.finalizer import build_canonical_row, linearize
 from kinlog.workers.rows import CanonicalRow, StagedRow, row_digest
@@ -48,7 +49,10 @@ def receipt_of(rows: Sequence[StagedRow], parents: Sequence[int]) -> Receipt:
 
 
 def canonical(
-    receipt: Receipt | None, rows: Sequence[StagedRow], prompt: Sequence[int] = (1,)
+    receipt: Receipt | None,
+    rows: Sequence[StagedRow],
+    prompt: Sequence[int] = (1,),
+    validity: Validity = Validity.VALID,
 ) -> CanonicalRow:
     return build_canonical_row(
         group_id=GROUP,
@@ -58,6 +62,7 @@ def canonical(
         receipt=receipt,
         staged={row.call: row for row in rows},
         prompt_token_ids=prompt,
+        validity=validity,
         raw_reward=1.0,
         shaped_reward=0.5,
     )
@@ -100,8 +105,18 @@ def test_a_zero_token_completion_gives_a_fully_masked_row():
     assert not row.loss_mask.any()
 
 
+@pytest.mark.parametrize("validity", [Validity.FAILED, Validity.POISONED])
+def test_what_is_not_valid_is_masked_throughout_and_keeps_its_tokens(validity: Validity):
+    row = canonical(receipt_of(TWO_TURNS, [-1, 0]), TWO_TURNS, validity=validity)
+    assert row.token_ids.tolist() == [1, 2, 10, 11, 50, 51, 20]
+    assert not row.valid
+    assert not row.loss_mask.any()
+    assert row.weight_versions.tolist() == [-1] * 7
+
+
 def test_a_placeholder_is_its_masked_prompt():
-    row = canonical(None, [], prompt=[7, 8, 9])
+    row = canonical(None, [], prompt=[7, 8, 9], validity=Validity.PLACEHOLDER)
+    assert not row.valid
     assert row.token_ids.tolist() == [7, 8, 9]
     assert not row.loss_mask.any()
     assert row.weight_versions.tolist() == [-1, -1, -1]

@@ -1,0 +1,44 @@
+"""Which checkpoints a new one leaves standing, and how far back the log must remember. Pure decisions."""
+
+from typing import NamedTuple
+
+from kinlog.lineage.state import GroupPhase, GroupState, Projection
+from kinlog.schemas.reasons import CheckpointKind
+
+__all__ = ["Retention", "retain", "newly_durable"]
+
+
+class Retention(NamedTuple):
+    """What stays when a checkpoint is committed."""
+
+    names: frozenset[str]
+    """Checkpoints to keep, the new one included."""
+    frontier_step: int
+    """The oldest step that can still be gone back to: groups applied up to it may be forgotten."""
+
+
+def retain(p: Projection, *, name: str, train_step: int, keep: int) -> Retention:
+    """Decide what a new trainer checkpoint leaves standing: the newest ``keep``, itself among them.
+
+    Until there are that many, the start of the run (or wherever the frontier is) is a place to go back to as well, and
+    the frontier does not move.
+    """
+    older = [
+        c
+        for c in p.checkpoints
+        if c.kind is CheckpointKind.TRAINER and c.name != name and c.train_step < train_step
+    ][-(keep - 1) :]
+    frontier = older[0].train_step if len(older) == keep - 1 else p.frontier_step
+    return Retention(frozenset({name, *(c.name for c in older)}), max(frontier, p.frontier_step))
+
+
+def newly_durable(p: Projection, train_step: int) -> list[GroupState]:
+    """Return the applied groups whose step a trainer checkpoint at ``train_step`` is the first to cover."""
+    before = max(
+        (c.train_step for c in p.checkpoints if c.kind is CheckpointKind.TRAINER), default=p.frontier_step
+    )
+    return [
+        group
+        for group in p.groups.values()
+        if group.phase is GroupPhase.APPLIED and before < (group.claimed_step or 0) <= train_step
+    ]

@@ -1,0 +1,225 @@
+"""Real lives of a run for the end-to-end tests: ``kinlog`` in process trees of its own, frozen, killed, and looked at."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pyarrow as pa
+import pytest
+
+from kinlog.controller.demo import kill_tree
+from kinlog.lineage.log import scan_log
+from kinlog.lineage.run_directory import RunDirectory
+from kinlog.schemas.errors import LogDamagedError, RunNotFoundError
+from kinlog.schemas.events import RecordedEvent
+
+T = TypeVar("T")
+
+#: Nothing here is a timed test: these only end what hangs.
+LIFE_TIMEOUT_S = 420.0
+COMMAND_TIMEOUT_S = 180.0
+
+_MARK = "KINLOG_E2E_LIFE"
+_POLL_S = 0.03
+_TAIL_LINES = 40
+
+_CONFIG = """\
+model: {{hidden_size: 32, num_layers: 1, num_heads: 2, max_positions: 160}}
+generation: {{max_batch_size: 6, max_new_tokens: 60}}
+dataset:
+  size: 256
+  tasks:
+    - {{name: gcd, generator: gcd, agent: single_turn, options: {{min_value: 1, max_value: 6}}}}
+    - {{name: bits, generator: count_bits, agent: retry, options: {{min_n: 1, max_n: 9}}}}
+trainer: {{max_steps: {max_steps}, groups_per_step: 4, learning_rate: 2.0e-3}}
+rollout: {{num_generations: 4, max_live_groups: 12, max_inflight_siblings: 24, max_turns: 2, max_infrastructure_retries: 30}}
+supervision: {{max_retry_backoff_s: 2.0}}
+sampler: {{name: weight_fifo, max_staleness_versions: 100}}
+rollout_recovery:
+  default_granularity: sibling
+  task_granularity_overrides: {{{whole_task}: prompt_group}}
+checkpointing: {{every_steps: 2}}
+log: {{segment_bytes: 65536}}
+"""
+
+
+def write_config(path: Path, *, max_steps: int, whole_task: str) -> Path:
+    """Write a small configuration of two tasks, ``gcd`` and ``bits``; ``whole_task`` is redone by prompt group."""
+    path.write_text(_CONFIG.format(max_steps=max_steps, whole_task=whole_task))
+    return path
+
+
+class KinlogProcess:
+    """A ``kinlog`` command in a process tree of its own, whose every process can be told by a mark it inherits."""
+
+    def __init__(self, output: Path, *arguments: str) -> None:
+        self._mark = uuid.uuid4().hex
+        self._output = output
+        self.command = f"kinlog {' '.join(arguments)}"
+        with output.open("wb") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "kinlog.controller", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {_MARK: self._mark},
+            )
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def output(self) -> str:
+        return self._output.read_text(errors="replace")
+
+    def story(self) -> str:
+        """What a reader of a failed test needs: how it ended, and the end of what it said."""
+        tail = "\n".join(self.output().splitlines()[-_TAIL_LINES:])
+        return (
+            f"{self.command}\nexit code: {self._process.poll()}\nthe last {_TAIL_LINES} lines of it:\n{tail}"
+        )
+
+    def wait(self) -> int:
+        """Wait for the end, and return the exit code."""
+        try:
+            return self._process.wait(LIFE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"it does not end: {self.story()}")
+
+    def until(self, look: Callable[[], T | None], what: str) -> T:
+        """Look again and again while it runs, until there is something to return."""
+        deadline = time.monotonic() + LIFE_TIMEOUT_S
+        while time.monotonic() < deadline:
+            ended = self.ended
+            found = look()
+            if found is not None:
+                return found
+            if ended:
+                pytest.fail(f"it ended before {what}: {self.story()}")
+            time.sleep(_POLL_S)
+        pytest.fail(f"waited in vain until {what}: {self.story()}")
+
+    def processes(self) -> list[psutil.Process]:
+        """All that it started and that has not ended, orphans included."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get(_MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def actor(self, name: str) -> psutil.Process | None:
+        """The process of a Ray actor, if it is there."""
+        for process in self.processes():
+            with suppress(psutil.Error):
+                if " ".join(process.cmdline()).startswith(f"ray::{name}"):
+                    return process
+        return None
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Stop every process of it for the length of the block: what the log says then is how things are."""
+        stopped = self.processes()
+        for process in stopped:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+        try:
+            yield
+        finally:
+            for process in stopped:
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
+
+    def kill(self) -> None:
+        """SIGKILL the whole tree."""
+        with suppress(psutil.NoSuchProcess):
+            kill_tree(self._process.pid)
+        self._process.wait()
+
+    def end(self) -> None:
+        """Leave nothing of it behind, whatever became of the test."""
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait()
+
+    def survivors(self) -> list[str]:
+        """What of it still runs, after some time to end in order."""
+        deadline = time.monotonic() + 60.0
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        names = []
+        for process in left:
+            with suppress(psutil.Error):
+                names.append(f"{process.pid}: {' '.join(process.cmdline())[:200]}")
+        return names
+
+
+def run_kinlog(*arguments: str, python: Path | str = sys.executable) -> "subprocess.CompletedProcess[str]":
+    """Run a ``kinlog`` command to its end."""
+    return subprocess.run(
+        [str(python), "-m", "kinlog.controller", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+        check=False,
+    )
+
+
+# ---- what is on disk --------------------------------------------------------------------------------------------
+
+
+def recorded(run: Path) -> list[RecordedEvent]:
+    """All events of a run's log."""
+    return list(scan_log(RunDirectory(run).log).events())
+
+
+def events_so_far(run: Path) -> list[RecordedEvent]:
+    """All events of a log that is being written; none when it is not there yet, or was met in the middle of a write."""
+    try:
+        return recorded(run)
+    except (RunNotFoundError, LogDamagedError):
+        return []
+
+
+def segments_of(log: Path) -> list[Path]:
+    """The segments of a log, oldest first."""
+    return sorted(log.glob("*.arrows"))
+
+
+def read_with_pyarrow(segment: Path) -> pa.Table:
+    """Read a segment as anybody does who knows nothing of kinlog."""
+    with pa.OSFile(str(segment)) as file:
+        return pa.ipc.open_stream(file).read_all()
+
+
+def digests_of(path: Path) -> dict[str, str]:
+    """Everything below a directory: the digest of each file, and each directory."""
+    return {
+        found.relative_to(path).as_posix(): blake2b(found) if found.is_file() else "directory"
+        for found in sorted(path.rglob("*"))
+    }
+
+
+def blake2b(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+
+
+def flip_byte(path: Path, offset_bytes: int) -> None:
+    """Change one bit."""
+    data = bytearray(path.read_bytes())
+    data[offset_bytes] ^= 0x10
+    path.write_bytes(data)
+
+
+def of_kind(records: Sequence[RecordedEvent], kind: type[T], *, epoch: int | None = None) -> list[T]:
+    """The events of a kind, of one life or of all."""
+    return [r.event for r in records if isinstance(r.event, kind) and epoch in (None, r.epoch)]
