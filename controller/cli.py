@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
+from kinlog.controller.adopt import adopt_checkpoint
 from kinlog.controller.inspection_commands import log_commands, plan_command, proof_command
+from kinlog.lineage.run_directory import RunDirectory
 from kinlog.schemas import errors
 from kinlog.schemas.config import load_config
 from kinlog.schemas.errors import KinlogError
@@ -87,6 +89,21 @@ def train_command(config: Path, resume: bool, run_dir: Path | None, checkpoint: 
     load_config(config)  # a misspelt key is told at once, not after the training stack is imported
     status: int = _runtime("launch").train(config, resume=resume, run_dir=run_dir, checkpoint=checkpoint)
     click.get_current_context().exit(status)
+
+
+@cli.command("restore")
+@click.argument("checkpoint", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("run_dir", type=click.Path(path_type=Path, file_okay=False))
+def restore_command(checkpoint: Path, run_dir: Path) -> None:
+    """Make the new run directory RUN_DIR from the directory CHECKPOINT alone, as of its place in the log.
+
+    \b
+    Example
+      kinlog restore /backup/step_000040 runs/second
+      kinlog train run.yaml --run-dir runs/second --resume
+    """
+    name = adopt_checkpoint(checkpoint, RunDirectory(run_dir.resolve()))
+    click.echo(f"{run_dir} goes on from {name}: kinlog train CONFIG --run-dir {run_dir} --resume")
 
 
 @cli.command("demo")

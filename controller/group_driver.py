@@ -6,12 +6,14 @@ The driver keeps no state of its own: it looks at the projection, does the next 
 import asyncio
 from collections.abc import Coroutine
 
-from kinlog.controller.runtime import Runtime, clear_group_rows
+from kinlog.controller.runtime import Runtime, clear_group_rows, rows_cleared_events
 from kinlog.lineage import decide
 from kinlog.lineage.ledger import Cut
 from kinlog.lineage.state import GroupPhase, GroupState
+from kinlog.replay.inventory import staged_rows
 from kinlog.schemas.errors import DataPlaneError, WorkerLostError
 from kinlog.schemas.events import (
+    CanonicalRowRef,
     Event,
     FinalizeFailed,
     FinalizeStarted,
@@ -23,9 +25,9 @@ from kinlog.schemas.events import (
     SiblingSealed,
 )
 from kinlog.schemas.orders import FinalizeOrder, FinalizeRejected, RolloutFailed, RolloutOrder
-from kinlog.schemas.prompts import digest_bytes
+from kinlog.schemas.prompts import PromptRef, digest_bytes
 from kinlog.schemas.reasons import Granularity, Partition, Reason, Validity
-from kinlog.schemas.receipts import staging_key
+from kinlog.schemas.receipts import canonical_key, staging_key
 
 __all__ = ["GroupDriver", "sibling_seed"]
 
@@ -48,6 +50,11 @@ class GroupDriver:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._late: set[asyncio.Task[None]] = set()
+        self._tasks: asyncio.TaskGroup | None = None
+
+    def watch_late_results_in(self, tasks: asyncio.TaskGroup) -> None:
+        """Watch for late results in a task group: what fails there fails the run, as it does everywhere else."""
+        self._tasks = tasks
 
     async def drive(self, group_id: int) -> None:
         """Bring a group to ``finalized``, or see it leave."""
@@ -56,7 +63,8 @@ class GroupDriver:
             match group.phase:
                 case GroupPhase.RESERVED:
                     async with self._runtime.barrier.cut("admit") as cut:
-                        self._runtime.ledger.commit(cut, GroupAdmitted(group_id=group_id))
+                        if self._live(group_id) is not None:
+                            self._runtime.ledger.commit(cut, GroupAdmitted(group_id=group_id))
                 case GroupPhase.ADMITTED | GroupPhase.GENERATING:
                     if group.granularity is Granularity.PROMPT_GROUP:
                         await self._run_cohort(group_id)
@@ -92,13 +100,13 @@ class GroupDriver:
                 dispatched = await self._dispatch(group_id, [generation])
                 if not dispatched:
                     return
-                answer = await self._call(dispatched[0])
+                answer = await self._call(group.prompt, dispatched[0])
             await self._settle(answer)
 
     async def _settle(self, answer: _Answer) -> None:
         async with self._runtime.barrier.cut("seal") as cut:
             if isinstance(answer, RolloutFailed):
-                self._give_up(cut, answer)
+                await self._give_up(cut, answer)
                 return
             outcome, events = decide.seal_sibling(self._runtime.projection, answer)
             if events:
@@ -121,7 +129,7 @@ class GroupDriver:
             dispatched = await self._dispatch(group_id, generations)
             if not dispatched:
                 return
-            calls = [asyncio.create_task(self._call(event)) for event in dispatched]
+            calls = [asyncio.create_task(self._call(group.prompt, event)) for event in dispatched]
             try:
                 answers = await self._until_failure(calls)
             except BaseException:
@@ -130,15 +138,17 @@ class GroupDriver:
                 raise
         failed = next((answer for answer in answers if isinstance(answer, RolloutFailed)), None)
         sealed = {a.generation: a for a in answers if isinstance(a, SiblingSealed)}
+        ticket = None
         async with self._runtime.barrier.cut("seal") as cut:
-            if failed is None:
+            if failed is None and self._live(group_id) is not None:
                 events = decide.seal_cohort(self._runtime.projection, group_id, sealed)
                 ticket = self._runtime.ledger.commit(cut, *events)
             else:
-                self._give_up(cut, failed)
+                if failed is not None:
+                    await self._give_up(cut, failed)
                 for answer in sealed.values():
                     await self._reject(cut, answer)
-        if failed is None:
+        if ticket is not None:
             await ticket.durable()
         for call in calls:
             if not call.done():
@@ -177,14 +187,14 @@ class GroupDriver:
         await ticket.durable()
         return dispatched
 
-    async def _call(self, event: SiblingDispatched) -> _Answer:
+    async def _call(self, prompt: PromptRef, event: SiblingDispatched) -> _Answer:
         """Have a worker run an attempt. What goes wrong is an answer too."""
         runtime = self._runtime
         order = RolloutOrder(
             group_id=event.group_id,
             generation=event.generation,
             attempt=event.attempt,
-            prompt=runtime.projection.groups[event.group_id].prompt,
+            prompt=prompt,
             seed=event.seed,
         )
         call = asyncio.ensure_future(runtime.pool.run(event.worker, order))
@@ -197,6 +207,9 @@ class GroupDriver:
         if not done:
             self._watch(self._reject_when_done(call))
             return _failed(order, Reason.TIMEOUT, f"no answer from {event.worker} in {timeout_s:g} s")
+        if call.cancelled():
+            # Not by us. Passed on, it would end the sibling's task without an answer, and without an error.
+            return _failed(order, Reason.WORKER_LOST, f"the call to {event.worker} was cancelled")
         try:
             return call.result()
         except WorkerLostError as error:
@@ -204,7 +217,7 @@ class GroupDriver:
         except DataPlaneError as error:
             return _failed(order, Reason.INFRASTRUCTURE_FAILURE, str(error))
 
-    def _give_up(self, cut: Cut, failed: RolloutFailed) -> None:
+    async def _give_up(self, cut: Cut, failed: RolloutFailed) -> None:
         """Supersede a failed attempt; park the group when the sibling's budget is spent."""
         group = self._live(failed.group_id)
         if group is None:
@@ -212,27 +225,37 @@ class GroupDriver:
         sibling = group.siblings[failed.generation]
         if not sibling.running or sibling.attempt != failed.attempt:
             return
-        events: tuple[Event, ...] = decide.supersede_attempt(
+        superseded = decide.supersede_attempt(
             self._runtime.projection, failed.group_id, failed.generation, failed.reason, failed.detail
         )
         if decide.retry_budget_spent(group, sibling, failed.reason):
-            detail = f"generation {failed.generation}: {failed.reason}: {failed.detail}"[:500]
-            parked = GroupParked(group_id=failed.group_id, reason=Reason.RETRY_BUDGET, detail=detail)
-            events = (*events, parked)
-        self._runtime.ledger.commit(cut, *events)
+            detail = f"generation {failed.generation}: {failed.reason}: {failed.detail}"
+            await self._park(cut, group, detail, *superseded)
+        else:
+            self._runtime.ledger.commit(cut, *superseded)
+
+    async def _park(self, cut: Cut, group: GroupState, detail: str, *before: Event) -> None:
+        """Give a group up for good, in one unit with what led to it. Its sealed siblings' rows are nobody's then."""
+        parked = GroupParked(group_id=group.group_id, reason=Reason.RETRY_BUDGET, detail=detail[:500])
+        self._runtime.ledger.commit(cut, *before, parked)
+        await clear_group_rows(self._runtime, cut, [group], Reason.RETRY_BUDGET)
 
     async def _back_off(self, group: GroupState, generations: list[int]) -> None:
-        settings = self._runtime.config.supervision
         siblings = [group.siblings[generation] for generation in generations]
         failures = max(s.infrastructure_failures + s.data_failures for s in siblings)
         if failures:
-            pause_s = settings.retry_backoff_s * 2 ** (failures - 1)
-            await self._runtime.sleep(min(pause_s, settings.max_retry_backoff_s))
+            await self._pause(failures)
+
+    async def _pause(self, failures: int) -> None:
+        """Wait before the next try: twice as long after each failure, up to a bound."""
+        settings = self._runtime.config.supervision
+        doublings = min(failures - 1, 64)  # budgets have no upper limit, floats do
+        await self._runtime.sleep(min(settings.retry_backoff_s * 2**doublings, settings.max_retry_backoff_s))
 
     # ---- late results -------------------------------------------------------------------------------------------
 
     def _watch(self, late: Coroutine[object, object, None]) -> None:
-        task = asyncio.create_task(late)
+        task = asyncio.create_task(late) if self._tasks is None else self._tasks.create_task(late)
         self._late.add(task)
         task.add_done_callback(self._late.discard)
 
@@ -261,7 +284,7 @@ class GroupDriver:
     # ---- finalize -----------------------------------------------------------------------------------------------
 
     async def _finalize(self, group_id: int, failures: int) -> int:
-        """Publish a group's canonical rows. Returns how often in a row the finalizer has failed."""
+        """Publish a group's canonical rows. Returns how often in a row that has come to nothing."""
         runtime = self._runtime
         async with runtime.barrier.cut("finalize") as cut:
             group = self._live(group_id)
@@ -271,47 +294,76 @@ class GroupDriver:
         await ticket.durable()
         sealed = tuple(s.sealed for _, s in sorted(group.siblings.items()) if s.sealed is not None)
         order = FinalizeOrder(group_id=group_id, prompt=group.prompt, siblings=sealed)
+        spent = failures >= runtime.config.rollout.max_infrastructure_retries
         # Outside of any cut: a checkpoint must not wait for a remote call.
         try:
             async with asyncio.timeout(runtime.config.data_plane.call_timeout_s):
                 answer = await runtime.finalizer.finalize(order)
         except (WorkerLostError, DataPlaneError, TimeoutError) as error:
             # The outcome is unknown. Canonical keys follow from identity, so driving it again publishes the same rows.
-            if failures >= runtime.config.rollout.max_infrastructure_retries:
-                async with runtime.barrier.cut("park") as cut:
-                    detail = f"the finalizer failed {failures + 1} times: {error}"[:500]
-                    event = GroupParked(group_id=group_id, reason=Reason.RETRY_BUDGET, detail=detail)
-                    runtime.ledger.commit(cut, event)
-                return failures
-            await runtime.sleep(runtime.config.supervision.retry_backoff_s * 2**failures)
+            if not spent:
+                await self._pause(failures + 1)
+                return failures + 1
+            async with runtime.barrier.cut("park") as cut:
+                if self._live(group_id) is not None:
+                    await self._park(cut, group, f"finalized {failures + 1} times without an answer: {error}")
             return failures + 1
         async with runtime.barrier.cut("finalized") as cut:
             if isinstance(answer, FinalizeRejected):
-                self._reject_finalize(cut, answer)
-                return 0
-            valid = sum(result.validity is Validity.VALID for result in sealed) / len(sealed)
-            events: tuple[Event, ...] = (
-                GroupFinalized(group_id=group_id, rows=answer, valid_fraction=valid),
-            )
-            too_few = valid < runtime.config.rollout.min_valid_fraction_per_group
-            if too_few:
-                # In the same frame: a group that is finalized for a moment may be claimed in it.
-                detail = f"{valid:.3f} of its siblings are valid"
-                dropped = GroupDropped(group_id=group_id, reason=Reason.LOW_VALID_FRACTION, detail=detail)
-                events = (*events, dropped)
-            await runtime.ledger.commit(cut, *events).durable()
-            # Durable first: the staged rows are the group's only ones until the log says that the canonical ones are.
-            await clear_group_rows(runtime, cut, [group], Reason.FINALIZED)
-            if too_few:
-                await clear_group_rows(runtime, cut, [group], Reason.LOW_VALID_FRACTION)
+                if self._live(group_id) is not None:
+                    await self._reject_finalize(cut, group, answer, spent=spent)
+                return failures + 1
+            if self._live(group_id) is None:
+                await self._clear_published(cut, group, answer)
+            else:
+                await self._record_finalized(cut, group, answer)
         return 0
 
-    def _reject_finalize(self, cut: Cut, answer: FinalizeRejected) -> None:
+    async def _record_finalized(self, cut: Cut, group: GroupState, rows: tuple[CanonicalRowRef, ...]) -> None:
+        runtime, group_id = self._runtime, group.group_id
+        results = [sibling.sealed for sibling in group.siblings.values()]
+        valid = sum(r is not None and r.validity is Validity.VALID for r in results) / len(results)
+        events: tuple[Event, ...] = (GroupFinalized(group_id=group_id, rows=rows, valid_fraction=valid),)
+        too_few = valid < runtime.config.rollout.min_valid_fraction_per_group
+        if too_few:
+            # In the same frame: a group that is finalized for a moment may be claimed in it.
+            detail = f"{valid:.3f} of its siblings are valid"
+            dropped = GroupDropped(group_id=group_id, reason=Reason.LOW_VALID_FRACTION, detail=detail)
+            events = (*events, dropped)
+        await runtime.ledger.commit(cut, *events).durable()
+        # Durable first: the staged rows are the group's only ones until the log says that the canonical ones are.
+        await clear_group_rows(runtime, cut, [group], Reason.FINALIZED)
+        if too_few:
+            await clear_group_rows(runtime, cut, [group], Reason.LOW_VALID_FRACTION)
+
+    async def _clear_published(self, cut: Cut, group: GroupState, rows: tuple[CanonicalRowRef, ...]) -> None:
+        """Clear the canonical rows of a group that left while the finalizer was at work: nobody else knows of them."""
+        keys = [canonical_key(group.group_id, row.generation, row.attempt) for row in rows]
+        await self._clear(cut, Partition.TRAINING, Reason.UNREFERENCED, group.group_id, keys)
+
+    async def _reject_finalize(
+        self, cut: Cut, group: GroupState, answer: FinalizeRejected, *, spent: bool
+    ) -> None:
+        """Have what is no good generated again, or park the group when that has been tried often enough."""
         failed = FinalizeFailed(group_id=answer.group_id, reason=answer.reason, detail=answer.detail[:500])
         superseded = decide.supersede_attempt(
             self._runtime.projection, answer.group_id, answer.generation, answer.reason, answer.detail
         )
-        self._runtime.ledger.commit(cut, failed, *superseded)
+        keys = [key for event in superseded for key in staged_rows(group, group.siblings[event.generation])]
+        if spent:
+            detail = f"generation {answer.generation}: {answer.reason}: {answer.detail}"
+            await self._park(cut, group, detail, failed, *superseded)
+        else:
+            self._runtime.ledger.commit(cut, failed, *superseded)
+        await self._clear(cut, Partition.STAGING, answer.reason, group.group_id, keys)
+
+    async def _clear(
+        self, cut: Cut, partition: Partition, reason: Reason, group_id: int, keys: list[str]
+    ) -> None:
+        if keys:
+            events = rows_cleared_events(partition, reason, len(keys), [group_id])
+            await self._runtime.ledger.commit(cut, *events).durable()
+            await self._runtime.data_plane.clear(partition, keys, cut)
 
 
 def _failed(order: RolloutOrder, reason: Reason, detail: str) -> RolloutFailed:

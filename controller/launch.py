@@ -16,10 +16,17 @@ from kinlog.controller.ray_parts import RayParts
 from kinlog.controller.single_controller import RunStatus, SingleController
 from kinlog.lineage.log import lock_log
 from kinlog.lineage.run_directory import RunDirectory
+from kinlog.replay.checkpoints import MANIFEST_NAME
 from kinlog.replay.report import RecoveryReport, render_report
 from kinlog.replay.restore import verify_run
 from kinlog.schemas.config import RunConfig, load_config
-from kinlog.schemas.errors import KinlogError, RunExistsError, RunNotFoundError, WorkerLostError
+from kinlog.schemas.errors import (
+    CheckpointError,
+    KinlogError,
+    RunExistsError,
+    RunNotFoundError,
+    WorkerLostError,
+)
 from kinlog.schemas.orders import TrainMetrics
 from kinlog.workers.data_plane import TQ_ENVIRONMENT, required_cpus
 
@@ -111,6 +118,11 @@ def train(
 
 def _check_run(directory: RunDirectory, *, resume: bool) -> None:
     """Refuse in seconds what would be refused in the end: a cluster takes a while to build."""
+    if (directory.path / MANIFEST_NAME).exists():
+        raise CheckpointError(
+            f"{directory.path} is a checkpoint, not a run. Make a run of it first: "
+            f"kinlog restore {directory.path} RUN_DIR"
+        )
     if directory.log.is_dir():
         lock_log(directory.log).release()
     try:

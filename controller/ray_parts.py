@@ -7,6 +7,7 @@ import ray
 from kinlog.controller.protocols import Workers
 from kinlog.schemas.config import RunConfig
 from kinlog.workers.data_plane import DataPlane
+from kinlog.workers.environments import build_environment
 from kinlog.workers.finalizer_worker import FinalizerWorker
 from kinlog.workers.ray_adapters import RayFinalizer, RayRolloutPool, RayTrainer, RevivedActor
 from kinlog.workers.rollout_worker import RolloutWorker
@@ -23,6 +24,10 @@ class RayParts:
         self._config = config
         self._actors: _Actors | None = None
         self.dataset = TaskMixture(config.dataset)
+        for task in config.dataset.tasks:
+            build_environment(
+                task.agent, self.dataset, config.rollout
+            )  # an unknown agent is told before anything starts
 
     async def start_data_plane(self) -> DataPlane:
         # Worker processes take seconds to import the training stack: let them, meanwhile.

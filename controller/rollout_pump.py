@@ -21,6 +21,7 @@ class RolloutPump:
     async def run(self) -> None:
         """Drive restored groups and fresh ones side by side. Returns when nothing is left to draw or to drive."""
         async with asyncio.TaskGroup() as groups:
+            self._driver.watch_late_results_in(groups)
             for group in list(self._runtime.projection.live_groups()):
                 groups.create_task(self._driver.drive(group.group_id))
             while (group_id := await self._draw()) is not None:

@@ -101,7 +101,9 @@ def restore_points(
         return
     if wanted is not None:
         known = f"there are {', '.join(sorted(names)) or 'none'}"
-        problem = skipped[0].reason if skipped else f"{run.checkpoints} has no checkpoint of that name; {known}"
+        problem = (
+            skipped[0].reason if skipped else f"{run.checkpoints} has no checkpoint of that name; {known}"
+        )
         raise CheckpointError(f"checkpoint {wanted!r} cannot be used: {problem}. Nothing was changed.")
     reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in skipped) or "there is none"
     beginning = (

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from kinlog.schemas.errors import ConfigError
 from kinlog.schemas.prompts import digest_bytes
+from kinlog.schemas.reasons import Granularity
 from kinlog.schemas.settings import (
     CheckpointingSettings,
     DataPlaneSettings,
@@ -120,10 +121,24 @@ def _check_sections(config: RunConfig, source: str) -> None:
                     f"{source}: rollout_recovery.{key}: no prompt of the dataset has {name!r}; "
                     f"those that exist: {', '.join(sorted(existing))}"
                 )
-    if config.trainer.groups_per_step > config.rollout.max_live_groups:
+    rollout = config.rollout
+    if config.trainer.groups_per_step > rollout.max_live_groups:
         raise ConfigError(
             f"{source}: trainer.groups_per_step is {config.trainer.groups_per_step}, more than "
-            f"rollout.max_live_groups ({config.rollout.max_live_groups}): a step could never be filled"
+            f"rollout.max_live_groups ({rollout.max_live_groups}): a step could never be filled"
+        )
+    granularities = {
+        recovery.resolve(agent_name=task.agent, task_name=task.name) for task in config.dataset.tasks
+    }
+    if Granularity.PROMPT_GROUP in granularities and rollout.num_generations > rollout.max_inflight_siblings:
+        raise ConfigError(
+            f"{source}: rollout.max_inflight_siblings is {rollout.max_inflight_siblings}, and a group of granularity "
+            f"prompt_group runs rollout.num_generations ({rollout.num_generations}) siblings at once"
+        )
+    if config.supervision.stall_timeout_s <= rollout.sibling_timeout_s:
+        raise ConfigError(
+            f"{source}: supervision.stall_timeout_s is {config.supervision.stall_timeout_s:g}, not above "
+            f"rollout.sibling_timeout_s ({rollout.sibling_timeout_s:g}): a single long rollout would end the run"
         )
 
 

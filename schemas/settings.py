@@ -94,7 +94,8 @@ class TrainerSettings(Settings, frozen=True, kw_only=True):
     """GRPO in torch: group-normalised advantages, a clipped ratio, AdamW."""
 
     max_steps: PositiveInt = 20
-    groups_per_step: PositiveInt = 4
+    groups_per_step: Annotated[int, Meta(ge=1, le=512)] = 4
+    """Groups of one optimizer step. 512 are what one event can name."""
     learning_rate: PositiveFloat = 1e-3
     weight_decay: Annotated[float, Meta(ge=0)] = 0.0
     clip_ratio_low: PositiveFloat = 0.2
@@ -119,8 +120,8 @@ class SamplerSettings(Settings, frozen=True, kw_only=True):
 class RolloutSettings(Settings, frozen=True, kw_only=True):
     """Groups, their siblings, and what happens when a rollout fails."""
 
-    num_generations: PositiveInt = 8
-    """N: siblings of one prompt."""
+    num_generations: Annotated[int, Meta(ge=1, le=128)] = 8
+    """N: siblings of one prompt. 128 canonical rows are what one event can name."""
     max_live_groups: PositiveInt = 16
     """Permits of the buffer: groups reserved and not yet applied, dropped or parked."""
     max_inflight_siblings: PositiveInt = 64

@@ -1,6 +1,7 @@
 """Whole runs on in-memory parts: trained to the end, killed and resumed, in every way that first light promises."""
 
 import asyncio
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 from kinlog_fake_parts import FakeDataPlane, FakeDataset, FakeParts
 from kinlog_lives import Life, assert_conserved, first_life, history, next_life, replayed, run_config
 
+from kinlog.controller.adopt import adopt_checkpoint
+from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.state import GroupPhase, projection_digest
 from kinlog.replay.checkpoints import MANIFEST_NAME
 from kinlog.schemas import events as e
@@ -449,12 +452,13 @@ async def test_checkpoint_directory_alone_restarts_the_run(tmp_path: Path):
     life, group_id = await interrupted_life(tmp_path / "run")
     checkpoint = tmp_path / "run" / "checkpoints" / life.p.checkpoints[-1].name
     await life.kill()
-    import shutil
-
+    alone = tmp_path / "elsewhere" / "backup"
+    shutil.copytree(checkpoint, alone)
+    shutil.rmtree(tmp_path / "run")
     copied = tmp_path / "copied"
-    (copied / "checkpoints").mkdir(parents=True)
-    shutil.copytree(checkpoint, copied / "checkpoints" / checkpoint.name)
-    shutil.copytree(checkpoint / "log", copied / "log")
+    adopt_checkpoint(alone, RunDirectory(copied))
+    with pytest.raises(RunExistsError):
+        adopt_checkpoint(alone, RunDirectory(copied))
     resumed = await (await next_life(copied, life.config)).train()
     assert (group_id, 0) not in resumed.parts.pool.attempts()
     assert resumed.p.train_step == 6
@@ -556,8 +560,6 @@ async def test_what_a_killed_save_left_is_never_used_and_is_cleared_away(tmp_pat
     checkpoints = tmp_path / "run" / "checkpoints"
     name = life.p.checkpoints[-1].name
     await life.kill()
-    import shutil
-
     shutil.copytree(checkpoints / name, checkpoints / ".incomplete.step_000009.1")
     (checkpoints / "my_backup").mkdir()
     (tmp_path / "run" / "trash" / "step_000001.5").mkdir(parents=True)
