@@ -13,11 +13,11 @@ class Changes:
     """Wakes those who wait for the projection to change. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}  # in the order of asking
 
     def notify(self) -> None:
         """Something was recorded: let everybody look again."""
-        waiting, self._waiting = self._waiting, set()
+        waiting, self._waiting = self._waiting, {}
         for future in waiting:
             if not future.done():
                 future.set_result(None)
@@ -26,9 +26,9 @@ class Changes:
         """Return the condition's value as soon as it is not ``None``. What it says must be checked again in a cut."""
         while (value := condition()) is None:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.add(future)
+            self._waiting[future] = None
             try:
                 await future
             finally:
-                self._waiting.discard(future)
+                self._waiting.pop(future, None)
         return value

@@ -72,7 +72,7 @@ def run_demo(run_dir: Path, *, config: Path | None = None, min_step: int = 10) -
     moment = _train_and_kill(config, run_dir, min_step)
     _title("2  it was killed: what the log says")
     _say(
-        f"SIGKILL to the whole process tree at seq {moment.seq}, after checkpoint {moment.checkpoint}.\n"
+        f"SIGKILL to the whole process tree, after checkpoint {moment.checkpoint}. At seq {moment.seq}\n"
         f"{len(moment.unfinished_groups)} groups had both: {moment.sealed} sealed and {moment.running} running siblings.\n"
         f"The checkpoint holds {moment.reusable} finished siblings of groups that were unfinished when it was taken."
     )
@@ -119,8 +119,8 @@ class _Killer(threading.Thread):
             except (RunNotFoundError, LogDamagedError):
                 continue  # not there yet, or read in the middle of a write
             if moment is not None:
-                kill_tree(self._process.pid)
                 self.moment = moment
+                kill_tree(self._process.pid)
                 return
 
 

@@ -4,7 +4,7 @@ The driver keeps no state of its own: it looks at the projection, does the next 
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 
 from kinlog.controller.runtime import Runtime, clear_group_rows, rows_cleared_events
 from kinlog.lineage import decide
@@ -131,7 +131,7 @@ class GroupDriver:
                 return
             calls = [asyncio.create_task(self._call(group.prompt, event)) for event in dispatched]
             try:
-                answers = await self._until_failure(calls)
+                answers, pending = await self._until_failure(calls)
             except BaseException:
                 for call in calls:
                     call.cancel()
@@ -150,18 +150,23 @@ class GroupDriver:
                     await self._reject(cut, answer)
         if ticket is not None:
             await ticket.durable()
-        for call in calls:
-            if not call.done():
-                self._watch(self._reject_when_done(call))
+        for call in pending:
+            self._watch(self._reject_when_done(call))
 
-    async def _until_failure(self, calls: "list[asyncio.Task[_Answer]]") -> list[_Answer]:
-        """Return the answers so far, as soon as one of them is a failure, or when all are there."""
+    async def _until_failure(
+        self, calls: "list[asyncio.Task[_Answer]]"
+    ) -> "tuple[list[_Answer], list[asyncio.Task[_Answer]]]":
+        """Return the answers so far, as soon as one of them is a failure, or when all are there; and who still runs.
+
+        Who runs is settled here: a call that ends a moment later is late, and must be seen to be.
+        """
         pending = set(calls)
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             if any(isinstance(call.result(), RolloutFailed) for call in done):
                 break
-        return [call.result() for call in calls if call.done()]
+        answers = [call.result() for call in calls if call not in pending]
+        return answers, [call for call in calls if call in pending]
 
     # ---- attempts -----------------------------------------------------------------------------------------------
 
@@ -307,11 +312,13 @@ class GroupDriver:
             async with runtime.barrier.cut("park") as cut:
                 if self._live(group_id) is not None:
                     await self._park(cut, group, f"finalized {failures + 1} times without an answer: {error}")
+                    await self._clear_unanswered(cut, group_id, sealed)
             return failures + 1
         async with runtime.barrier.cut("finalized") as cut:
             if isinstance(answer, FinalizeRejected):
                 if self._live(group_id) is not None:
                     await self._reject_finalize(cut, group, answer, spent=spent)
+                    await self._clear_unanswered(cut, group_id, sealed)
                 return failures + 1
             if self._live(group_id) is None:
                 await self._clear_published(cut, group, answer)
@@ -340,6 +347,14 @@ class GroupDriver:
         """Clear the canonical rows of a group that left while the finalizer was at work: nobody else knows of them."""
         keys = [canonical_key(group.group_id, row.generation, row.attempt) for row in rows]
         await self._clear(cut, Partition.TRAINING, Reason.UNREFERENCED, group.group_id, keys)
+
+    async def _clear_unanswered(self, cut: Cut, group_id: int, sealed: Sequence[SiblingSealed]) -> None:
+        """Clear the canonical rows that a finalize whose answer was lost may have published, and the log knows nothing of.
+
+        Those of siblings that stay are published again, under the same keys, should the group come to that.
+        """
+        keys = [canonical_key(group_id, result.generation, result.attempt) for result in sealed]
+        await self._runtime.data_plane.clear(Partition.TRAINING, keys, cut)
 
     async def _reject_finalize(
         self, cut: Cut, group: GroupState, answer: FinalizeRejected, *, spent: bool

@@ -297,7 +297,7 @@ ACTOR = st.tuples(st.booleans(), st.integers(0, 6), st.integers(0, 4), st.none()
 """Whether exclusive, ticks before it asks, ticks inside, and the tick at which it is cancelled."""
 
 
-@settings(max_examples=1200)
+@settings(max_examples=500)
 @given(actors=st.lists(ACTOR, min_size=2, max_size=9), seed=st.integers(0, 2**32))
 def test_no_interleaving_has_a_cut_beside_an_exclusive_hold_and_everybody_is_admitted(
     actors: list[tuple[bool, int, int, int | None]], seed: int

@@ -431,7 +431,7 @@ CONFIGS = st.builds(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(config=CONFIGS, seed=st.integers(0, 2**32))
 def test_no_history_makes_generation_and_training_wait_for_each_other(config: RunConfig, seed: int):
     wanderer = Wanderer(config, seed)
@@ -441,7 +441,7 @@ def test_no_history_makes_generation_and_training_wait_for_each_other(config: Ru
     assert p.drawn_total == p.applied_total + p.dropped_total + p.parked_total + p.alive_total
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(config=CONFIGS, seed=st.integers(0, 2**32))
 def test_live_groups_never_exceed_the_permits_in_a_life_without_a_roll_back(config: RunConfig, seed: int):
     wanderer = Wanderer(config, seed)
@@ -449,7 +449,7 @@ def test_live_groups_never_exceed_the_permits_in_a_life_without_a_roll_back(conf
     assert wanderer.most_alive <= config.rollout.max_live_groups
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(config=CONFIGS.filter(lambda c: c.sampler.name == "weight_fifo"), seed=st.integers(0, 2**32))
 def test_weight_fifo_drops_nothing_as_stale_however_long_a_group_takes(config: RunConfig, seed: int):
     wanderer = Wanderer(config, seed)
@@ -457,7 +457,7 @@ def test_weight_fifo_drops_nothing_as_stale_however_long_a_group_takes(config: R
     assert Reason.STALE not in wanderer.told.p.dropped
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(before=CONFIGS, after=CONFIGS, seed=st.integers(0, 2**32))
 def test_run_that_is_resumed_with_another_sampler_batch_or_buffer_goes_on(
     before: RunConfig, after: RunConfig, seed: int

@@ -160,7 +160,7 @@ ACTOR = st.tuples(st.integers(1, 5), st.integers(0, 5), st.integers(0, 4), st.no
 """Slots, ticks before it asks, ticks it holds them, and the tick at which it is cancelled."""
 
 
-@settings(max_examples=800)
+@settings(max_examples=400)
 @given(actors=st.lists(ACTOR, min_size=2, max_size=9), seed=st.integers(0, 2**32))
 def test_no_interleaving_exceeds_the_budget_or_leaks_from_it(
     actors: list[tuple[int, int, int, int | None]], seed: int

@@ -231,6 +231,16 @@ def test_restart_says_what_it_does(killed: KilledRun, resumed: ResumedRun):
     assert recovery.siblings_redispatched == len(planned_supersedes(resumed))
 
 
+def test_rows_that_nobody_refers_to_are_cleared_and_counted(resumed: ResumedRun):
+    recovery = of_kind(resumed.records, e.RecoveryPlanned)[0]
+    cleared = [
+        event
+        for event in of_kind(resumed.records, e.RowsCleared, epoch=SECOND)
+        if event.reason is Reason.UNREFERENCED
+    ]
+    assert sum(event.num_rows for event in cleared) == recovery.rows_unreferenced
+
+
 # ---- nothing is lost, nothing trained on twice --------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Coroutine
+from contextvars import Context
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -61,6 +62,11 @@ def run_by_chance(main: Coroutine[object, object, T], seed: int = 0) -> T:
         if pending := asyncio.all_tasks(loop):
             loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
         loop.close()
+
+
+def apart(coroutine: Coroutine[object, object, T]) -> "asyncio.Task[T]":
+    """Start a task that knows nothing of the cut which its starter is in."""
+    return asyncio.get_running_loop().create_task(coroutine, context=Context())
 
 
 async def ticks(number: int = 20) -> None:

@@ -1,0 +1,23 @@
+"""docs/guarantees.md names tests that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+PROMISES = re.findall(
+    r"^\| (?!promise)(.+?) \| `([\w/]+\.py)(?:::(\w+))?` \|$",
+    (TESTS.parent / "docs" / "guarantees.md").read_text(encoding="utf-8"),
+    re.MULTILINE,
+)
+
+
+def test_document_has_promises():
+    assert len(PROMISES) > 40
+
+
+@pytest.mark.parametrize(("promise", "file", "name"), PROMISES, ids=[promise for promise, _, _ in PROMISES])
+def test_promise_has_its_test(promise: str, file: str, name: str):
+    source = (TESTS / file).read_text(encoding="utf-8")
+    assert not name or re.search(rf"^(async )?def {name}\(|^{name} = ", source, re.MULTILINE), promise
