@@ -6,7 +6,7 @@ The driver keeps no state of its own: it looks at the projection, does the next 
 import asyncio
 from collections.abc import Coroutine, Sequence
 
-from kinlog.controller.runtime import Runtime, clear_group_rows, rows_cleared_events
+from kinlog.controller.runtime import Runtime, clear_group_rows, clear_rows, rows_cleared_events
 from kinlog.lineage import decide
 from kinlog.lineage.ledger import Cut
 from kinlog.lineage.state import GroupPhase, GroupState
@@ -32,6 +32,9 @@ from kinlog.schemas.receipts import canonical_key, staging_key
 __all__ = ["GroupDriver", "sibling_seed"]
 
 _Answer = SiblingSealed | RolloutFailed
+
+#: A finalize is two calls to the data plane, each of which ends a little after its time-out at the latest.
+_GRACE_S = 5.0
 
 
 def sibling_seed(run_seed: int, group_id: int, generation: int, data_failures: int) -> int:
@@ -105,9 +108,13 @@ class GroupDriver:
 
     async def _settle(self, answer: _Answer) -> None:
         async with self._runtime.barrier.cut("seal") as cut:
-            if isinstance(answer, RolloutFailed):
-                await self._give_up(cut, answer)
+            failed = self._failure_of(answer)
+            if failed is not None:
+                await self._give_up(cut, failed)
+                if isinstance(answer, SiblingSealed):
+                    await self._clear_rejected(cut, answer)
                 return
+            assert isinstance(answer, SiblingSealed)
             outcome, events = decide.seal_sibling(self._runtime.projection, answer)
             if events:
                 ticket = self._runtime.ledger.commit(cut, *events)
@@ -115,6 +122,27 @@ class GroupDriver:
                 await self._clear_rejected(cut, answer)
         if events:
             await ticket.durable()
+
+    def _failure_of(self, answer: _Answer) -> RolloutFailed | None:
+        """Return what is wrong with an answer: a failure, or a result that is no example and may be tried again."""
+        if isinstance(answer, RolloutFailed):
+            return answer
+        group = self._live(answer.group_id)
+        settings = self._runtime.config.rollout
+        if answer.validity is Validity.VALID or settings.invalid_siblings == "keep_masked" or group is None:
+            return None
+        sibling = group.siblings[answer.generation]
+        if not sibling.running or sibling.attempt != answer.attempt:
+            return None  # late, whatever it is worth
+        if decide.retry_budget_spent(group, sibling, Reason.DATA_FAILURE):
+            return None  # kept, masked: whether too few are valid is judged when the group is finalized
+        return RolloutFailed(
+            group_id=answer.group_id,
+            generation=answer.generation,
+            attempt=answer.attempt,
+            reason=Reason.DATA_FAILURE,
+            detail=f"the result is {answer.validity}",
+        )
 
     # ---- granularity: prompt_group ------------------------------------------------------------------------------
 
@@ -136,7 +164,8 @@ class GroupDriver:
                 for call in calls:
                     call.cancel()
                 raise
-        failed = next((answer for answer in answers if isinstance(answer, RolloutFailed)), None)
+        failures = [failure for answer in answers if (failure := self._failure_of(answer)) is not None]
+        failed = failures[0] if failures else None
         sealed = {a.generation: a for a in answers if isinstance(a, SiblingSealed)}
         ticket = None
         async with self._runtime.barrier.cut("seal") as cut:
@@ -163,7 +192,7 @@ class GroupDriver:
         pending = set(calls)
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            if any(isinstance(call.result(), RolloutFailed) for call in done):
+            if any(self._failure_of(call.result()) is not None for call in done):
                 break
         answers = [call.result() for call in calls if call not in pending]
         return answers, [call for call in calls if call in pending]
@@ -223,7 +252,7 @@ class GroupDriver:
             return _failed(order, Reason.INFRASTRUCTURE_FAILURE, str(error))
 
     async def _give_up(self, cut: Cut, failed: RolloutFailed) -> None:
-        """Supersede a failed attempt; park the group when the sibling's budget is spent."""
+        """Supersede a failed attempt; do with the group as configured when the sibling's budget is spent."""
         group = self._live(failed.group_id)
         if group is None:
             return
@@ -233,11 +262,22 @@ class GroupDriver:
         superseded = decide.supersede_attempt(
             self._runtime.projection, failed.group_id, failed.generation, failed.reason, failed.detail
         )
-        if decide.retry_budget_spent(group, sibling, failed.reason):
-            detail = f"generation {failed.generation}: {failed.reason}: {failed.detail}"
-            await self._park(cut, group, detail, *superseded)
-        else:
+        if not decide.retry_budget_spent(group, sibling, failed.reason):
             self._runtime.ledger.commit(cut, *superseded)
+            return
+        policy = self._runtime.config.rollout.spent_retry_budget
+        detail = f"generation {failed.generation}: {failed.reason}: {failed.detail}"
+        if policy == "train_partial" and group.granularity is Granularity.SIBLING:
+            events = decide.seal_placeholder(
+                self._runtime.projection, failed.group_id, failed.generation, failed.reason, failed.detail
+            )
+            self._runtime.ledger.commit(cut, *events)
+        elif policy == "drop":
+            dropped = GroupDropped(group_id=failed.group_id, reason=Reason.RETRY_BUDGET, detail=detail[:500])
+            self._runtime.ledger.commit(cut, *superseded, dropped)
+            await clear_group_rows(self._runtime, cut, [group], Reason.RETRY_BUDGET)
+        else:
+            await self._park(cut, group, detail, *superseded)
 
     async def _park(self, cut: Cut, group: GroupState, detail: str, *before: Event) -> None:
         """Give a group up for good, in one unit with what led to it. Its sealed siblings' rows are nobody's then."""
@@ -284,7 +324,7 @@ class GroupDriver:
         calls = answer.receipt.calls if answer.receipt is not None else ()
         identity = (answer.group_id, answer.generation, answer.attempt)
         keys = [staging_key(*identity, call.call) for call in calls]
-        await self._runtime.data_plane.clear(Partition.STAGING, keys, cut)
+        await clear_rows(self._runtime, cut, Partition.STAGING, keys)
 
     # ---- finalize -----------------------------------------------------------------------------------------------
 
@@ -302,7 +342,7 @@ class GroupDriver:
         spent = failures >= runtime.config.rollout.max_infrastructure_retries
         # Outside of any cut: a checkpoint must not wait for a remote call.
         try:
-            async with asyncio.timeout(runtime.config.data_plane.call_timeout_s):
+            async with asyncio.timeout(2 * runtime.config.data_plane.call_timeout_s + _GRACE_S):
                 answer = await runtime.finalizer.finalize(order)
         except (WorkerLostError, DataPlaneError, TimeoutError) as error:
             # The outcome is unknown. Canonical keys follow from identity, so driving it again publishes the same rows.
@@ -354,7 +394,7 @@ class GroupDriver:
         Those of siblings that stay are published again, under the same keys, should the group come to that.
         """
         keys = [canonical_key(group_id, result.generation, result.attempt) for result in sealed]
-        await self._runtime.data_plane.clear(Partition.TRAINING, keys, cut)
+        await clear_rows(self._runtime, cut, Partition.TRAINING, keys)
 
     async def _reject_finalize(
         self, cut: Cut, group: GroupState, answer: FinalizeRejected, *, spent: bool
@@ -378,7 +418,7 @@ class GroupDriver:
         if keys:
             events = rows_cleared_events(partition, reason, len(keys), [group_id])
             await self._runtime.ledger.commit(cut, *events).durable()
-            await self._runtime.data_plane.clear(partition, keys, cut)
+            await clear_rows(self._runtime, cut, partition, keys)
 
 
 def _failed(order: RolloutOrder, reason: Reason, detail: str) -> RolloutFailed:

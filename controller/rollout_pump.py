@@ -6,9 +6,14 @@ from kinlog.controller.group_driver import GroupDriver
 from kinlog.controller.runtime import Runtime
 from kinlog.controller.samplers import Draw
 from kinlog.lineage import decide
+from kinlog.schemas.errors import RolloutsFailError
 from kinlog.schemas.events import DatasetExhausted, GroupAdmitted, RetryBudget
+from kinlog.schemas.reasons import Reason
 
 __all__ = ["RolloutPump"]
+
+#: Groups that must have been given up, without one success, before the run is called hopeless.
+_HOPELESS_GROUPS = 16
 
 
 class RolloutPump:
@@ -33,16 +38,16 @@ class RolloutPump:
         while True:
             # Two phases: wait outside of any cut, then decide inside one, where nothing can have changed since.
             if await runtime.changes.wait_for(self._may_draw) is _ENOUGH:
+                await self._record_exhausted()
                 return None
+            self._refuse_hopeless()
             async with runtime.barrier.cut("reserve") as cut:
                 draw = self._may_draw()
                 if not isinstance(draw, Draw):
                     continue
                 p = runtime.projection
                 prompt = runtime.prompts.draw(p.draw_cursor)
-                if prompt is None:
-                    runtime.ledger.commit(cut, DatasetExhausted(draw_cursor=p.draw_cursor))
-                    return None
+                assert prompt is not None, "_may_draw looks at the cursor"
                 settings, recovery = runtime.config.rollout, runtime.config.rollout_recovery
                 reserved = decide.reserve_group(
                     p,
@@ -59,7 +64,7 @@ class RolloutPump:
     def _may_draw(self) -> "Draw | _Enough | None":
         p, trainer = self._runtime.projection, self._runtime.config.trainer
         steps_left = trainer.max_steps - p.train_step
-        if steps_left <= 0 or p.exhausted:
+        if steps_left <= 0 or self._runtime.exhausted:
             return _ENOUGH
         draw = self._runtime.sampler.may_draw(p)
         if draw is not None and draw.train_step == p.train_step + 1:
@@ -68,6 +73,24 @@ class RolloutPump:
             return draw
         permits = self._runtime.config.rollout.max_live_groups
         return draw if p.alive_total < min(permits, steps_left * trainer.groups_per_step) else None
+
+    async def _record_exhausted(self) -> None:
+        p = self._runtime.projection
+        if self._runtime.exhausted and not p.exhausted:
+            async with self._runtime.barrier.cut("exhausted") as cut:
+                self._runtime.ledger.commit(cut, DatasetExhausted(draw_cursor=p.draw_cursor))
+
+    def _refuse_hopeless(self) -> None:
+        """Stop before a mistake that fails every rollout has set the whole dataset aside, group by group."""
+        p = self._runtime.projection
+        given_up = p.parked_total + p.dropped.get(Reason.RETRY_BUDGET, 0)
+        if p.sealed_total == 0 and given_up >= max(
+            _HOPELESS_GROUPS, self._runtime.config.rollout.max_live_groups
+        ):
+            raise RolloutsFailError(
+                f"{given_up} groups were given up, and no rollout has succeeded yet. Run 'kinlog log show RUN --kind "
+                "attempt_superseded' for what they failed of, and correct it. The run can then be resumed."
+            )
 
 
 class _Enough:

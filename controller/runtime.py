@@ -1,7 +1,8 @@
 """What the parts of a running controller share."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from kinlog.controller.barrier import Barrier
@@ -15,10 +16,13 @@ from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.state import GroupPhase, GroupState, Projection
 from kinlog.replay.inventory import canonical_rows, staged_rows
 from kinlog.schemas.config import RunConfig
+from kinlog.schemas.errors import DataPlaneError
 from kinlog.schemas.events import Event, RowsCleared
 from kinlog.schemas.reasons import Partition, Reason
 
-__all__ = ["Runtime", "clear_group_rows", "rows_cleared_events"]
+__all__ = ["Runtime", "clear_rows", "clear_group_rows", "rows_cleared_events"]
+
+_logger = logging.getLogger(__name__)
 
 #: Groups named by one ``rows_cleared`` event: an event stays small.
 _GROUPS_PER_EVENT = 400
@@ -42,10 +46,33 @@ class Runtime:
     trainer: Trainer
     clock_us: Callable[[], int]
     sleep: Callable[[float], Awaitable[None]] = field(default=asyncio.sleep)
+    uncleared: dict[Partition, set[str]] = field(default_factory=dict)
+    """Rows whose clearing has failed so far, by partition."""
 
     @property
     def projection(self) -> Projection:
         return self.ledger.projection
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every prompt of the dataset is drawn. More epochs may be configured for a later life."""
+        return self.projection.draw_cursor >= self.prompts.total_draws
+
+
+async def clear_rows(runtime: Runtime, cut: Cut, partition: Partition, keys: Iterable[str]) -> None:
+    """Remove rows from the data plane. When that fails they wait for the next time: a row that nobody refers to harms
+    nobody, and the health probe is there to judge the data plane."""
+    leftovers = runtime.uncleared.setdefault(partition, set())
+    leftovers.update(keys)
+    if not leftovers:
+        return
+    attempted = sorted(leftovers)
+    try:
+        await runtime.data_plane.clear(partition, attempted, cut)
+    except DataPlaneError as error:
+        _logger.warning("%d rows of %s are not cleared yet: %s", len(attempted), partition, error)
+    else:
+        leftovers.difference_update(attempted)
 
 
 async def clear_group_rows(runtime: Runtime, cut: Cut, groups: list[GroupState], reason: Reason) -> None:
@@ -66,7 +93,7 @@ async def clear_group_rows(runtime: Runtime, cut: Cut, groups: list[GroupState],
         if partition_keys:
             events = rows_cleared_events(partition, reason, len(partition_keys), group_ids)
             await runtime.ledger.commit(cut, *events).durable()
-            await runtime.data_plane.clear(partition, partition_keys, cut)
+            await clear_rows(runtime, cut, partition, partition_keys)
 
 
 def rows_cleared_events(

@@ -5,13 +5,15 @@ Admission is in two phases: wait outside a cut until :meth:`Sampler.may_draw` sa
 that reserves.
 """
 
+import importlib
 from collections import Counter
 from typing import NamedTuple, Protocol
 
 from kinlog.lineage.state import GroupPhase, GroupState, Projection
+from kinlog.schemas.errors import ConfigError
 from kinlog.schemas.settings import SamplerSettings
 
-__all__ = ["Draw", "Sampler", "InOrder", "Windowed", "WeightFifo", "build_sampler"]
+__all__ = ["Draw", "Sampler", "InOrder", "Windowed", "WeightFifo", "ReadyFirst", "build_sampler"]
 
 
 class Draw(NamedTuple):
@@ -131,12 +133,51 @@ class WeightFifo(_Bounded):
         return tuple(group.group_id for group in chosen)
 
 
+class ReadyFirst(_Bounded):
+    """Whatever is finalized first is trained first, within the staleness bound: the least waiting."""
+
+    def select(self, p: Projection) -> tuple[int, ...] | None:
+        ready = sorted(self._fresh(p), key=lambda group: group.finalized_seq)
+        if len(ready) < self._groups_per_step:
+            return None
+        return tuple(group.group_id for group in ready[: self._groups_per_step])
+
+
 def build_sampler(settings: SamplerSettings, *, groups_per_step: int) -> Sampler:
-    """Return the configured sampler."""
-    if settings.name == "in_order":
-        return InOrder(groups_per_step, settings.max_lookahead_versions)
-    if settings.name == "windowed":
-        return Windowed(
-            groups_per_step, settings.max_staleness_versions, freshest_first=settings.freshest_first
+    """Return the configured sampler.
+
+    Raises
+    ------
+    ConfigError
+        There is no sampler of that name, or the named class cannot be imported or made.
+    """
+    match settings.name:
+        case "in_order":
+            return InOrder(groups_per_step, settings.max_lookahead_versions)
+        case "windowed":
+            return Windowed(
+                groups_per_step, settings.max_staleness_versions, freshest_first=settings.freshest_first
+            )
+        case "weight_fifo":
+            return WeightFifo(groups_per_step, settings.max_staleness_versions)
+        case "ready_first":
+            return ReadyFirst(groups_per_step, settings.max_staleness_versions)
+    return _custom_sampler(settings, groups_per_step)
+
+
+def _custom_sampler(settings: SamplerSettings, groups_per_step: int) -> Sampler:
+    module, _, name = settings.name.partition(":")
+    if not name:
+        raise ConfigError(
+            f"sampler.name: expected in_order, windowed, weight_fifo, ready_first or module:Class, found {settings.name!r}"
         )
-    return WeightFifo(groups_per_step, settings.max_staleness_versions)
+    try:
+        made: Sampler = getattr(importlib.import_module(module), name)(
+            settings, groups_per_step=groups_per_step
+        )
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigError(f"sampler.name: {settings.name!r} cannot be made: {error}") from error
+    missing = [verb for verb in ("may_draw", "select", "is_stale") if not callable(getattr(made, verb, None))]
+    if missing:
+        raise ConfigError(f"sampler.name: {settings.name!r} has no {', '.join(missing)}")
+    return made

@@ -85,7 +85,7 @@ class TrainPump:
     def _selection(self) -> tuple[int, ...] | None:
         p = self._runtime.projection
         selected = self._runtime.sampler.select(p)
-        if selected is not None or not p.exhausted:
+        if selected is not None or not self._runtime.exhausted:
             return selected
         live = list(p.live_groups())
         if all(group.phase is GroupPhase.FINALIZED for group in live):

@@ -13,7 +13,7 @@ from kinlog.lineage.state import GroupState, Projection, SiblingState
 from kinlog.schemas import events as e
 from kinlog.schemas.errors import ResultConflictError, TransitionError
 from kinlog.schemas.prompts import MAX_SAMPLE_ID_BYTES, PromptRef
-from kinlog.schemas.reasons import Granularity, Reason
+from kinlog.schemas.reasons import FinishReason, Granularity, Reason, Validity
 
 __all__ = [
     "Assignment",
@@ -24,6 +24,7 @@ __all__ = [
     "seal_cohort",
     "classify_result",
     "supersede_attempt",
+    "seal_placeholder",
     "retry_budget_spent",
 ]
 
@@ -213,6 +214,49 @@ def supersede_attempt(
     others = [s for g, s in sorted(group.siblings.items()) if g != generation and not s.waiting]
     because = f"generation {generation}: {reason}"
     return (first, *(_superseded(group, s, Reason.COHORT_RESTART, because) for s in others))
+
+
+def seal_placeholder(
+    p: Projection, group_id: int, generation: int, reason: Reason, detail: str = ""
+) -> tuple[e.Event, ...]:
+    """Give up a sibling's running attempt, and seal a placeholder in its place: one unit, for a sibling that no further
+    attempt is made of. The placeholder is an attempt of its own, without a worker, a receipt or a reward.
+
+    Raises
+    ------
+    TransitionError
+        The sibling has no running attempt, or its group is a cohort, which is whole or nothing.
+    """
+    group = _alive(p, group_id)
+    if group.granularity is Granularity.PROMPT_GROUP:
+        raise TransitionError(f"group {group_id} is of granularity prompt_group: it has no placeholders")
+    superseded = supersede_attempt(p, group_id, generation, reason, detail)
+    attempt = 1 + sibling_of(group, generation).attempt
+    return (
+        *superseded,
+        e.SiblingDispatched(
+            group_id=group_id,
+            generation=generation,
+            attempt=attempt,
+            weight_version=p.weight_version,
+            worker="",
+            seed=0,
+        ),
+        e.SiblingSealed(
+            group_id=group_id,
+            generation=generation,
+            attempt=attempt,
+            weight_version=p.weight_version,
+            max_weight_version=p.weight_version,
+            receipt=None,
+            raw_reward=0.0,
+            shaped_reward=0.0,
+            prompt_tokens=0,
+            completion_tokens=0,
+            finish_reason=FinishReason.ABORTED,
+            validity=Validity.PLACEHOLDER,
+        ),
+    )
 
 
 def retry_budget_spent(group: GroupState, sibling: SiblingState, reason: Reason) -> bool:

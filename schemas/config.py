@@ -38,7 +38,7 @@ class RunConfig(Settings, frozen=True, kw_only=True):
 
     run_dir: str = "runs/kinlog"
     """Where the run's log and checkpoints live. Relative paths are relative to the working directory."""
-    seed: Annotated[int, Meta(ge=0)] = 0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     model: ModelSettings = ModelSettings()
     generation: GenerationSettings = GenerationSettings()
     dataset: DatasetSettings

@@ -28,6 +28,7 @@ __all__ = [
     "WorkerLostError",
     "NotAttachedError",
     "StalledError",
+    "RolloutsFailError",
 ]
 
 
@@ -216,3 +217,10 @@ class StalledError(KinlogError):
 
     code = "stalled"
     exit_code = 18
+
+
+class RolloutsFailError(KinlogError):
+    """No rollout of the run has ever succeeded, and many have failed. The message quotes the last failure."""
+
+    code = "rollouts_fail"
+    exit_code = 24

@@ -26,6 +26,7 @@ __all__ = [
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 
@@ -49,7 +50,7 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
     for long."""
     alphabet: Annotated[str, Meta(min_length=1)] = "0123456789-,=?bgs"
     """Characters of the random-weight model's tokenizer. The fewer there are, the sooner it hits an answer."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
 
 
 class GenerationSettings(Settings, frozen=True, kw_only=True):
@@ -84,7 +85,7 @@ class DatasetSettings(Settings, frozen=True, kw_only=True):
 
     size: PositiveInt = 512
     """Rows in one dataset epoch."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     max_epochs: PositiveInt = 1_000
     """The dataset is exhausted after this many passes."""
     tasks: Annotated[tuple[TaskSettings, ...], Meta(min_length=1)]
@@ -108,11 +109,13 @@ class TrainerSettings(Settings, frozen=True, kw_only=True):
 class SamplerSettings(Settings, frozen=True, kw_only=True):
     """How groups are chosen for a step, and how far generation may run ahead of training."""
 
-    name: Literal["in_order", "windowed", "weight_fifo"] = "weight_fifo"
+    name: str = "weight_fifo"
+    """``in_order``, ``windowed``, ``weight_fifo``, ``ready_first``, or ``module:Class`` of your own, which is made with
+    these settings and ``groups_per_step``."""
     max_lookahead_versions: NonNegativeInt = 2
     """``in_order``: a group may be drawn for at most this many steps ahead."""
     max_staleness_versions: NonNegativeInt = 4
-    """``windowed``, ``weight_fifo``: a group whose oldest tokens are staler than this is dropped."""
+    """``windowed``, ``weight_fifo``, ``ready_first``: a group whose oldest tokens are staler than this is dropped."""
     freshest_first: bool = False
     """``windowed``: prefer the freshest ready groups to the oldest."""
 
@@ -128,7 +131,15 @@ class RolloutSettings(Settings, frozen=True, kw_only=True):
     """The worker budget that fresh work and recovery share."""
     sibling_timeout_s: PositiveFloat = 120.0
     max_infrastructure_retries: NonNegativeInt = 5
+    """Failures of workers, network or data plane that a sibling may have, over all lives of the run."""
     max_data_retries: NonNegativeInt = 2
+    """Failures of the sibling's own: an environment that refuses it, a result that is not valid."""
+    invalid_siblings: Literal["retry", "keep_masked"] = "retry"
+    """What to do with a result that is no example (its environment failed, or its capture is poisoned): generate it
+    again while the data budget lasts, or keep it at once as a row that is masked throughout."""
+    spent_retry_budget: Literal["park", "drop", "train_partial"] = "park"
+    """What becomes of a group when a sibling's budget is spent: set aside, dropped, or trained with a masked placeholder
+    in that sibling's place (a ``prompt_group`` group, which is whole or nothing, is parked instead)."""
     min_valid_fraction_per_group: Fraction = 0.5
     max_turns: PositiveInt = 2
     """Model calls of one rollout, for agents that take several."""

@@ -69,7 +69,7 @@ async def test_exhausted_dataset_is_recorded_once_and_ends_the_drawing():
 async def test_pump_that_begins_after_the_dataset_was_exhausted_drives_what_is_left():
     bench = Bench()
     left = bench.admitted()
-    bench.story.commit(e.DatasetExhausted(draw_cursor=bench.p.draw_cursor))
+    bench.exhaust()
     async with Pumping(bench) as task:
         assert task.done()
     assert bench.p.groups[left].phase is GroupPhase.FINALIZED

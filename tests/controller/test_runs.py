@@ -2,16 +2,22 @@
 
 import asyncio
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
+import msgspec
 import pytest
 from kinlog_fake_parts import FakeDataPlane, FakeDataset, FakeParts
 from kinlog_lives import Life, assert_conserved, first_life, history, next_life, replayed, run_config
 
 from kinlog.controller.adopt import adopt_checkpoint
+from kinlog.controller.samplers import Draw
+from kinlog.lineage.fold import fold
+from kinlog.lineage.log import create_log
 from kinlog.lineage.run_directory import RunDirectory
-from kinlog.lineage.state import GroupPhase, projection_digest
+from kinlog.lineage.state import GroupPhase, GroupState, Projection, projection_digest
 from kinlog.replay.checkpoints import MANIFEST_NAME
 from kinlog.schemas import events as e
 from kinlog.schemas.errors import (
@@ -21,6 +27,7 @@ from kinlog.schemas.errors import (
     DataPlaneTimeoutError,
     DatasetError,
     LogDamagedError,
+    RolloutsFailError,
     RowsMissingError,
     RunExistsError,
     RunLockedError,
@@ -29,6 +36,8 @@ from kinlog.schemas.errors import (
 from kinlog.schemas.orders import FinalizeRejected
 from kinlog.schemas.reasons import Granularity, Partition, Reason, Validity
 from kinlog.schemas.receipts import canonical_key, staging_key
+from kinlog.schemas.rows import RowTag
+from kinlog.schemas.settings import SamplerSettings
 
 
 def events_of(path: Path, kind: type[e.Event]) -> list[e.Event]:
@@ -313,10 +322,142 @@ async def test_group_with_too_few_valid_siblings_is_dropped_with_its_reason(tmp_
             )
 
     parts.prepare = script
-    life = await (await first_life(tmp_path / "run", parts=parts)).train()
+    config = run_config(rollout__invalid_siblings="keep_masked")
+    life = await (await first_life(tmp_path / "run", config, parts)).train()
     assert life.p.dropped == {Reason.LOW_VALID_FRACTION: 1}
     assert life.parts.data_plane.rows[Partition.STAGING] == {}
     assert_conserved(life.p)
+
+
+async def test_result_that_is_no_example_is_generated_again_within_the_budget(tmp_path: Path):
+    parts = FakeParts()
+
+    def script(parts: FakeParts) -> None:
+        for attempt in (1, 2, 3):
+            parts.pool.answers[3, 0, attempt] = lambda order: parts.pool.seal(
+                order, validity=Validity.POISONED
+            )
+        parts.pool.answers[2, 0, 1] = lambda order: parts.pool.seal(order, validity=Validity.FAILED)
+
+    parts.prepare = script
+    config = run_config(rollout__max_data_retries=2)
+    life = await (await first_life(tmp_path / "run", config, parts)).train()
+    sealed = {(s.group_id, s.generation): s for s in events_of(tmp_path / "run", e.SiblingSealed)}
+    assert (sealed[2, 0].attempt, sealed[2, 0].validity) == (2, Validity.VALID)
+    # The budget is spent: kept, so that the group has its N rows, and masked, so that it teaches nothing.
+    assert (sealed[3, 0].attempt, sealed[3, 0].validity) == (3, Validity.POISONED)
+    assert life.p.superseded == {Reason.DATA_FAILURE: 3}
+    assert life.parts.data_plane.rows[Partition.STAGING] == {}
+    assert_conserved(life.p)
+
+
+@pytest.mark.parametrize("granularity", list(Granularity))
+async def test_spent_budget_puts_a_placeholder_in_the_siblings_place_when_partial_groups_are_wanted(
+    tmp_path: Path, granularity: Granularity
+):
+    parts = FakeParts()
+    parts.prepare = lambda parts: [parts.pool.fail(1, 0, a, Reason.DATA_FAILURE) for a in (1, 2)] and None
+    config = run_config(
+        rollout__max_data_retries=1,
+        rollout__spent_retry_budget="train_partial",
+        rollout_recovery__default_granularity=granularity,
+    )
+    life = await (await first_life(tmp_path / "run", config, parts)).train()
+    placeholders = [
+        s for s in events_of(tmp_path / "run", e.SiblingSealed) if s.validity is Validity.PLACEHOLDER
+    ]
+    if granularity is Granularity.PROMPT_GROUP:  # whole or nothing
+        assert placeholders == []
+        assert life.p.parked_total == 1
+    else:
+        assert [(s.group_id, s.generation, s.attempt, s.receipt) for s in placeholders] == [(1, 0, 3, None)]
+        assert any(1 in event.group_ids for event in events_of(tmp_path / "run", e.StepApplied))
+        (finalized,) = (f for f in events_of(tmp_path / "run", e.GroupFinalized) if f.group_id == 1)
+        assert len(finalized.rows) == 3
+        assert finalized.valid_fraction == pytest.approx(2 / 3)
+    assert_conserved(life.p)
+
+
+async def test_spent_budget_drops_the_group_when_that_is_wanted(tmp_path: Path):
+    parts = FakeParts()
+    parts.prepare = lambda parts: [parts.pool.fail(1, 0, a, Reason.DATA_FAILURE) for a in (1, 2)] and None
+    config = run_config(rollout__max_data_retries=1, rollout__spent_retry_budget="drop")
+    life = await (await first_life(tmp_path / "run", config, parts)).train()
+    assert life.p.dropped == {Reason.RETRY_BUDGET: 1}
+    assert life.p.parked_total == 0
+    assert life.parts.data_plane.rows[Partition.STAGING] == {}
+    assert_conserved(life.p)
+
+
+async def test_run_in_which_no_rollout_ever_succeeds_is_stopped_before_it_eats_the_dataset(tmp_path: Path):
+    parts = FakeParts(FakeDataset(size=1000))
+    parts.prepare = lambda parts: (
+        [parts.pool.fail(group, 0, 1, Reason.DATA_FAILURE) for group in range(100)]
+        and [parts.pool.hold(group, g, 1) for group in range(100) for g in (1, 2)]
+        and None
+    )
+    life = await first_life(tmp_path / "run", run_config(rollout__max_data_retries=0), parts)
+    with pytest.raises(RolloutsFailError, match="no rollout has succeeded yet"):
+        await life.controller.run()
+    assert 16 <= life.p.parked_total < 30
+    await life.kill()
+
+
+async def test_rows_that_could_not_be_cleared_are_cleared_the_next_time_and_end_nothing(tmp_path: Path):
+    parts = FakeParts()
+    life = await first_life(tmp_path / "run", parts=parts)
+    refusals = iter([True, True, True])
+
+    def refuse(partition: Partition, keys: list[str]) -> None:
+        if next(refusals, False):
+            raise DataPlaneError("scripted")
+
+    parts.data_plane.on_clear = refuse
+    await life.train()
+    assert parts.data_plane.rows[Partition.STAGING] == {}
+
+
+async def test_more_epochs_are_trained_when_a_later_life_allows_them(tmp_path: Path):
+    config = run_config(trainer__max_steps=6, dataset__max_epochs=1)
+    await (await first_life(tmp_path / "run", config, FakeParts(FakeDataset(size=6)))).train()
+    assert replayed(tmp_path / "run").exhausted
+    more = run_config(trainer__max_steps=6, dataset__max_epochs=2)
+    resumed = await (await next_life(tmp_path / "run", more, FakeParts(FakeDataset(size=6)))).train()
+    assert resumed.p.train_step == 6
+    assert_conserved(resumed.p)
+
+
+class NewestFirst:
+    """A sampler of somebody's own."""
+
+    def __init__(self, settings: SamplerSettings, *, groups_per_step: int) -> None:
+        self._groups_per_step = groups_per_step
+
+    def may_draw(self, p: Projection) -> Draw | None:
+        return Draw(None)
+
+    def select(self, p: Projection) -> tuple[int, ...] | None:
+        ready = [g.group_id for g in p.live_groups() if g.phase is GroupPhase.FINALIZED]
+        return tuple(ready[-self._groups_per_step :]) if len(ready) >= self._groups_per_step else None
+
+    def is_stale(self, p: Projection, group: GroupState) -> bool:
+        return False
+
+
+async def test_sampler_of_ones_own_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    module = ModuleType("somebodys_samplers")
+    module.NewestFirst = NewestFirst  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    config = run_config(sampler__name="somebodys_samplers:NewestFirst")
+    life = await (await first_life(tmp_path / "run", config)).train()
+    assert life.p.train_step == 4
+    for name, complaint in (
+        ("somebodys_samplers:Oldest", "cannot be made"),
+        ("nobodys:Class", "cannot be made"),
+        ("random", "expected in_order"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            Life(tmp_path / "other", run_config(sampler__name=name))
 
 
 async def test_promised_rows_that_are_missing_are_named_and_nothing_is_changed(tmp_path: Path):
@@ -352,8 +493,6 @@ async def test_promised_canonical_rows_that_differ_are_refused(tmp_path: Path):
     key = canonical_key(group.group_id, 0, group.rows[0].attempt)
 
     def tamper(data_plane: FakeDataPlane) -> None:
-        import msgspec
-
         tag = data_plane.rows[Partition.TRAINING][key]
         data_plane.rows[Partition.TRAINING][key] = msgspec.structs.replace(tag, digest=bytes(16))
 
@@ -364,8 +503,6 @@ async def test_promised_canonical_rows_that_differ_are_refused(tmp_path: Path):
 
 
 async def test_rows_that_nobody_refers_to_are_cleared_and_counted(tmp_path: Path):
-    from kinlog.schemas.rows import RowTag
-
     life, _ = await interrupted_life(tmp_path / "run")
     await life.kill()
     orphan = RowTag(group_id=900, generation=0, attempt=1, call=0, digest=bytes(16))
@@ -541,8 +678,6 @@ async def test_start_of_the_run_is_gone_back_to_by_choice_only(tmp_path: Path):
 
 
 async def test_run_that_was_killed_before_its_first_event_is_begun_again(tmp_path: Path):
-    from kinlog.lineage.log import create_log
-
     config = run_config()
     log = create_log(
         tmp_path / "run" / "log", log_id="l", run_id="r", writer_version="0", settings=config.log
@@ -588,9 +723,6 @@ async def test_live_groups_never_exceed_the_permits_nor_siblings_the_worker_budg
     parts = FakeParts()
     parts.prepare = lambda parts: setattr(parts.pool, "delay_ticks", lambda order: 500)
     life = await (await first_life(tmp_path / "run", config, parts)).train()
-    from kinlog.lineage.fold import fold
-    from kinlog.lineage.state import Projection
-
     p = Projection()
     most = 0
     for record in history(tmp_path / "run"):
@@ -617,7 +749,7 @@ async def test_resume_past_the_last_step_does_nothing_and_ends(tmp_path: Path):
     assert resumed.p.train_step == 4
 
 
-@pytest.mark.parametrize("sampler", ["in_order", "windowed", "weight_fifo"])
+@pytest.mark.parametrize("sampler", ["in_order", "windowed", "weight_fifo", "ready_first"])
 async def test_every_sampler_trains_to_the_end_through_a_kill(tmp_path: Path, sampler: str):
     config = run_config(sampler__name=sampler, trainer__max_steps=6)
     life = await first_life(tmp_path / "run", config)

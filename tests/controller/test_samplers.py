@@ -290,14 +290,13 @@ class Wanderer:
 
     def draw(self) -> bool:
         draw = self.rollout._may_draw()
+        if self.runtime.exhausted and not self.told.p.exhausted:
+            self.told.commit(e.DatasetExhausted(draw_cursor=self.told.p.draw_cursor))
+            return True
         if not isinstance(draw, Draw):
             return False
-        prompt = self.runtime.prompts.draw(self.told.p.draw_cursor)
-        if prompt is None:
-            self.told.commit(e.DatasetExhausted(draw_cursor=self.told.p.draw_cursor))
-        else:
-            self.told.reserve(train_step=draw.train_step)
-            self.most_alive = max(self.most_alive, self.told.p.alive_total)
+        self.told.reserve(train_step=draw.train_step)
+        self.most_alive = max(self.most_alive, self.told.p.alive_total)
         return True
 
     def advance(self) -> bool:

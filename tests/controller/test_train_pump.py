@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 from kinlog_bench import Bench
-from kinlog_builders import FreeCut
 from kinlog_interleavings import apart, ticks
 from kinlog_lives import run_config
 
@@ -50,10 +49,6 @@ class Training:
         for group_id in groups:
             await self.bench.driver.drive(group_id)
         return groups
-
-
-def exhausted(bench: Bench) -> None:
-    bench.runtime.ledger.commit(FreeCut(), e.DatasetExhausted(draw_cursor=bench.p.draw_cursor))
 
 
 async def test_step_trains_on_the_rows_of_its_groups_in_order():
@@ -204,7 +199,9 @@ async def test_group_that_goes_stale_while_its_driver_still_clears_its_rows_leav
 
 
 async def test_group_dropped_for_its_valid_fraction_is_never_selectable():
-    bench = Bench(run_config(trainer__max_steps=1, trainer__groups_per_step=1))
+    bench = Bench(
+        run_config(trainer__max_steps=1, trainer__groups_per_step=1, rollout__invalid_siblings="keep_masked")
+    )
     training = Training(bench)
     pumping = asyncio.create_task(training.pump.run())
     bad = bench.admitted()
@@ -238,7 +235,7 @@ async def test_exhausted_dataset_trains_what_is_left_once_nothing_is_under_way()
     training = Training(bench)
     await training.finalized(2)
     slow = bench.admitted()
-    exhausted(bench)
+    bench.exhaust()
     pumping = asyncio.create_task(training.pump.run())
     await ticks(60)
     assert bench.p.train_step == 1
@@ -250,7 +247,7 @@ async def test_exhausted_dataset_trains_what_is_left_once_nothing_is_under_way()
 
 async def test_exhausted_dataset_with_nothing_left_ends_at_once():
     bench = Bench()
-    exhausted(bench)
+    bench.exhaust()
     training = Training(bench)
     await training.pump.run()
     assert bench.p.train_step == 0
@@ -272,7 +269,7 @@ async def test_exhausted_run_in_order_takes_an_earlier_step_s_group_first_and_lo
         group_id = bench.story.reserve(siblings=3, train_step=step)
         bench.story.admit(group_id)
         await bench.driver.drive(group_id)
-    exhausted(bench)
+    bench.exhaust()
     await training.pump.run()
     assert bench.p.steps == {1: (2, 0), 2: (1,)}
     assert bench.p.dropped == {}

@@ -26,7 +26,7 @@ from kinlog.lineage.state import Projection, decode_projection, encode_projectio
 from kinlog.lineage.writer import LogWriter
 from kinlog.schemas.codec import EncodedEvent, decode_event
 from kinlog.schemas.config import RunConfig
-from kinlog.schemas.events import Event, GroupDropped, Position, RetryBudget
+from kinlog.schemas.events import DatasetExhausted, Event, GroupDropped, Position, RetryBudget
 from kinlog.schemas.reasons import Granularity, Reason
 
 E = TypeVar("E", bound=Event)
@@ -136,6 +136,11 @@ class Bench:
         group_id = self.story.reserve(siblings=siblings, granularity=granularity, budget=budget)
         self.story.admit(group_id)
         return group_id
+
+    def exhaust(self) -> None:
+        """Let the dataset end at the last draw."""
+        self.runtime.prompts._max_epochs = 0
+        self.runtime.ledger.commit(FreeCut(), DatasetExhausted(draw_cursor=self.p.draw_cursor))
 
     def drop(self, group_id: int, reason: Reason = Reason.EVICTED) -> None:
         """Let a group leave, as another part of a controller may at any time."""
