@@ -11,7 +11,7 @@ from kinlog.lineage import decide
 from kinlog.lineage.ledger import Cut
 from kinlog.lineage.state import GroupPhase, GroupState
 from kinlog.replay.inventory import staged_rows
-from kinlog.schemas.errors import DataPlaneError, WorkerLostError
+from kinlog.schemas.errors import DataPlaneError, RolloutsFailError, WorkerLostError
 from kinlog.schemas.events import (
     CanonicalRowRef,
     Event,
@@ -278,6 +278,11 @@ class GroupDriver:
             await clear_group_rows(self._runtime, cut, [group], Reason.RETRY_BUDGET)
         else:
             await self._park(cut, group, detail, *superseded)
+        if policy == "fail_run":
+            raise RolloutsFailError(
+                f"group {failed.group_id} is parked: the retry budget of {detail} is spent, and "
+                "rollout.spent_retry_budget is fail_run. Correct the cause, then resume the run."
+            )
 
     async def _park(self, cut: Cut, group: GroupState, detail: str, *before: Event) -> None:
         """Give a group up for good, in one unit with what led to it. Its sealed siblings' rows are nobody's then."""

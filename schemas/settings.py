@@ -137,9 +137,10 @@ class RolloutSettings(Settings, frozen=True, kw_only=True):
     invalid_siblings: Literal["retry", "keep_masked"] = "retry"
     """What to do with a result that is no example (its environment failed, or its capture is poisoned): generate it
     again while the data budget lasts, or keep it at once as a row that is masked throughout."""
-    spent_retry_budget: Literal["park", "drop", "train_partial"] = "park"
-    """What becomes of a group when a sibling's budget is spent: set aside, dropped, or trained with a masked placeholder
-    in that sibling's place (a ``prompt_group`` group, which is whole or nothing, is parked instead)."""
+    spent_retry_budget: Literal["park", "drop", "train_partial", "fail_run"] = "park"
+    """What becomes of a group when a sibling's budget is spent: set aside, dropped, trained with a masked placeholder
+    in that sibling's place (a ``prompt_group`` group, which is whole or nothing, is parked instead), or set aside and
+    the run stopped."""
     min_valid_fraction_per_group: Fraction = 0.5
     max_turns: PositiveInt = 2
     """Model calls of one rollout, for agents that take several."""

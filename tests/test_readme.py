@@ -40,8 +40,8 @@ def test_arrow_example_reads_a_segment(tmp_path: Path):
 
 
 def test_smallest_configuration_and_recovery_section_are_accepted():
-    smallest, recovery = (yaml.safe_load(block) for block in blocks("yaml"))
-    config = parse_config(yaml.safe_dump(smallest | recovery))
+    smallest, recovery, rollout = (yaml.safe_load(block) for block in blocks("yaml"))
+    config = parse_config(yaml.safe_dump(smallest | recovery | rollout))
     assert config.rollout_recovery.resolve(agent_name="retry", task_name="bits") == "prompt_group"
 
 
@@ -60,7 +60,7 @@ def test_every_command_that_the_readme_names_exists():
         command = [
             word
             for word in words
-            if word in {"log", "stats", "ls", "show", "verify", "plan", "proof", "train"}
+            if word in {"log", "stats", "ls", "show", "verify", "plan", "proof", "train", "restore"}
         ]
         done = subprocess.run(
             [sys.executable, "-m", "kinlog.controller", *command, "--help"],

@@ -208,6 +208,30 @@ async def test_many_kills_in_a_row_lose_no_prompt_and_train_none_twice(tmp_path:
     assert projection_digest(p) == projection_digest(final.p)
 
 
+async def test_restart_of_a_restart_changes_nothing_but_what_the_restarts_themselves_say(tmp_path: Path):
+    life, _ = await interrupted_life(tmp_path / "run")
+    await life.kill()
+    attempts: list[dict[tuple[int, int], int]] = []
+    checkpoints = []
+    for _ in range(10):
+        resumed = await next_life(tmp_path / "run", life.config)
+        assert resumed.report is not None
+        checkpoints.append(resumed.report.checkpoint)
+        await resumed.kill()
+        p = replayed(tmp_path / "run")
+        assert projection_digest(p) == projection_digest(resumed.p)
+        assert_conserved(p)
+        attempts.append(
+            {(g.group_id, s.generation): s.attempt for g in p.live_groups() for s in g.siblings.values()}
+        )
+    assert len(set(checkpoints)) == 1
+    # Nothing was dispatched in these lives: no attempt may have grown.
+    assert attempts == [attempts[0]] * 10
+    resumed = await (await next_life(tmp_path / "run", life.config)).train()
+    assert resumed.p.train_step == 6
+    assert_conserved(replayed(tmp_path / "run"))
+
+
 async def test_prompt_group_is_redone_whole_at_restart(tmp_path: Path):
     config = run_config(trainer__max_steps=6, rollout_recovery__default_granularity=Granularity.PROMPT_GROUP)
     parts = FakeParts()
@@ -387,6 +411,20 @@ async def test_spent_budget_drops_the_group_when_that_is_wanted(tmp_path: Path):
     assert life.p.parked_total == 0
     assert life.parts.data_plane.rows[Partition.STAGING] == {}
     assert_conserved(life.p)
+
+
+async def test_spent_budget_stops_the_run_when_that_is_configured(tmp_path: Path):
+    parts = FakeParts()
+    parts.prepare = lambda parts: parts.pool.fail(1, 0, 1, Reason.DATA_FAILURE)
+    config = run_config(rollout__max_data_retries=0, rollout__spent_retry_budget="fail_run")
+    life = await first_life(tmp_path / "run", config, parts)
+    with pytest.raises(RolloutsFailError, match="group 1 is parked"):
+        await life.controller.run()
+    await life.kill()
+    # Group 1 stays aside; the run goes on without it.
+    resumed = await (await next_life(tmp_path / "run", config)).train()
+    assert resumed.p.parked_total == 1
+    assert resumed.p.train_step == 4
 
 
 async def test_run_in_which_no_rollout_ever_succeeds_is_stopped_before_it_eats_the_dataset(tmp_path: Path):

@@ -390,7 +390,7 @@ async def test_every_call_ends_while_a_storage_unit_hangs_and_saves_resume_after
             len(await data_plane.list_rows(STAGING)) == 8
         )  # the controller answers; the put could not clean up
     put, get, ping, save = map(str, outcomes)
-    assert all(type(outcome) is DataPlaneError for outcome in outcomes)
+    assert all(isinstance(outcome, DataPlaneError) for outcome in outcomes)
     assert put.startswith("put_staged in partition 'staging' of 4 keys (g1.s0.a0.c0, g1.s1.a0.c0, ")
     assert "no answer in 4 s" in put
     assert get.startswith("get_staged in partition 'staging' of 4 keys (g0.s0.a0.c0, ")
