@@ -1,9 +1,9 @@
 """What the controller asks of its workers. Real ones live in ``kinlog.workers``, and ``launch`` puts them in."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kinlog.lineage.ledger import Cut
 from kinlog.schemas.events import CanonicalRowRef, SiblingSealed
@@ -15,10 +15,22 @@ from kinlog.schemas.orders import (
     TrainMetrics,
     TrainOrder,
 )
+from kinlog.schemas.prompts import PromptRef
 from kinlog.schemas.reasons import Partition
 from kinlog.schemas.rows import RowTag
 
-__all__ = ["Dataset", "DatasetItem", "DataPlane", "RolloutPool", "Finalizer", "Trainer", "Workers", "Parts"]
+__all__ = [
+    "Dataset",
+    "DatasetItem",
+    "StreamingDataset",
+    "Prompts",
+    "DataPlane",
+    "RolloutPool",
+    "Finalizer",
+    "Trainer",
+    "Workers",
+    "Parts",
+]
 
 
 class DatasetItem(Protocol):
@@ -47,6 +59,36 @@ class Dataset(Protocol):
 
     def resolve(self, sample_id: str) -> DatasetItem:
         """Return the row of that name, or raise ``DatasetError``."""
+        ...
+
+
+@runtime_checkable
+class StreamingDataset(Protocol):
+    """A dataset that is read in one order only, and that can be opened at any place of it."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest (hex) of its definition."""
+        ...
+
+    def open(self, draw_index: int) -> Iterator[DatasetItem]:
+        """Return the rows from the ``draw_index``-th on, from 0: the stream's restored state follows from it."""
+        ...
+
+
+class Prompts(Protocol):
+    """The draw order of a run: draw ``i`` is the same prompt in every life of it."""
+
+    def has(self, draw_index: int) -> bool:
+        """Whether there is such a draw."""
+        ...
+
+    def draw(self, draw_index: int) -> PromptRef | None:
+        """Return the prompt of a draw, ``None`` when the dataset is exhausted."""
+        ...
+
+    def check(self, prompt: PromptRef) -> None:
+        """Resolve a restored prompt again. Raises ``DatasetError`` when it is not what it was."""
         ...
 
 
@@ -135,7 +177,7 @@ class Parts(Protocol):
     """Makes what a controller runs on: the one seam between it and the training stack."""
 
     @property
-    def dataset(self) -> Dataset: ...
+    def dataset(self) -> Dataset | StreamingDataset: ...
 
     async def start_data_plane(self) -> DataPlane:
         """Start an empty data plane, owned by this process."""

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from kinlog.controller.checkpoint import DATA_PLANE_NAME
-from kinlog.controller.prompt_source import PromptSource
-from kinlog.controller.protocols import DataPlane
+from kinlog.controller.protocols import DataPlane, Prompts
 from kinlog.controller.runtime import Runtime, rows_cleared_events
 from kinlog.controller.samplers import Sampler
 from kinlog.lineage.ledger import Cut
@@ -65,7 +64,7 @@ async def restore_data_plane(
     *,
     wanted: str | None,
     start_data_plane: Callable[[], Awaitable[DataPlane]],
-    prompts: PromptSource,
+    prompts: Prompts,
     sampler: Sampler,
     dataset_fingerprint: str,
     times: PhaseTimes,
@@ -129,7 +128,7 @@ async def _plan(
     config: RunConfig,
     point: RestorePoint,
     data_plane: DataPlane,
-    prompts: PromptSource,
+    prompts: Prompts,
     sampler: Sampler,
     times: PhaseTimes,
 ) -> Restored:

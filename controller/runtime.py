@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from kinlog.controller.barrier import Barrier
 from kinlog.controller.changes import Changes
-from kinlog.controller.prompt_source import PromptSource
-from kinlog.controller.protocols import DataPlane, Finalizer, RolloutPool, Trainer
+from kinlog.controller.protocols import DataPlane, Finalizer, Prompts, RolloutPool, Trainer
 from kinlog.controller.samplers import Sampler
 from kinlog.controller.worker_budget import WorkerBudget
 from kinlog.lineage.ledger import Cut, Ledger
@@ -38,7 +37,7 @@ class Runtime:
     barrier: Barrier
     changes: Changes
     budget: WorkerBudget
-    prompts: PromptSource
+    prompts: Prompts
     sampler: Sampler
     data_plane: DataPlane
     pool: RolloutPool
@@ -56,7 +55,7 @@ class Runtime:
     @property
     def exhausted(self) -> bool:
         """Whether every prompt of the dataset is drawn. More epochs may be configured for a later life."""
-        return self.projection.draw_cursor >= self.prompts.total_draws
+        return not self.prompts.has(self.projection.draw_cursor)
 
 
 async def clear_rows(runtime: Runtime, cut: Cut, partition: Partition, keys: Iterable[str]) -> None:

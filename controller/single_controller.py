@@ -14,7 +14,7 @@ from kinlog.controller.barrier import Barrier, BarrierCut
 from kinlog.controller.changes import Changes
 from kinlog.controller.checkpoint import TRAINER_NAME, Checkpointer, SavedCheckpoint
 from kinlog.controller.group_driver import GroupDriver
-from kinlog.controller.prompt_source import PromptSource
+from kinlog.controller.prompt_source import prompts_of
 from kinlog.controller.protocols import DataPlane, Parts, Workers
 from kinlog.controller.recovery import PhaseTimes, Restored, carry_out, restore_data_plane
 from kinlog.controller.rollout_pump import RolloutPump
@@ -90,7 +90,7 @@ class SingleController:
         self._version = package_version("kinlog")
         self._barrier = Barrier()
         self._changes = Changes()
-        self._prompts = PromptSource(
+        self._prompts = prompts_of(
             parts.dataset, seed=config.dataset.seed, max_epochs=config.dataset.max_epochs
         )
         self._sampler = build_sampler(config.sampler, groups_per_step=config.trainer.groups_per_step)

@@ -2,13 +2,13 @@
 
 import msgspec
 import pytest
-from kinlog_fake_parts import FakeDataset, FakeItem
+from kinlog_fake_parts import FakeDataset, FakeItem, FakeStream
 
-from kinlog.controller.prompt_source import PromptSource
+from kinlog.controller.prompt_source import PromptSource, StreamPromptSource
 from kinlog.schemas.errors import DatasetError
 
 
-def drawn(source: PromptSource, draws: range) -> list[str]:
+def drawn(source: PromptSource | StreamPromptSource, draws: range) -> list[str]:
     prompts = [source.draw(index) for index in draws]
     assert None not in prompts
     return [prompt.sample_id for prompt in prompts if prompt is not None]
@@ -42,7 +42,8 @@ def test_draws_may_be_asked_for_in_any_order():
 
 def test_source_is_exhausted_after_its_last_epoch():
     source = PromptSource(FakeDataset(size=5), seed=0, max_epochs=2)
-    assert source.total_draws == 10
+    assert source.has(9)
+    assert not source.has(10)
     assert source.draw(9) is not None
     assert source.draw(10) is None
     assert source.draw(11) is None
@@ -110,3 +111,39 @@ def test_sample_ids_that_look_alike_stay_what_they_are():
 
     source = PromptSource(Twins(), seed=0, max_epochs=1)
     assert sorted(drawn(source, range(6))) == sorted(Twins.names)
+
+
+def test_stream_is_read_on_and_opened_again_only_after_a_restart():
+    stream = FakeStream(5)
+    source = StreamPromptSource(stream)
+    assert drawn(source, range(3)) == ["row-0", "row-1", "row-2"]
+    assert stream.opened == [0]
+    resumed = StreamPromptSource(stream)
+    assert drawn(resumed, range(3, 5)) == ["row-3", "row-4"]
+    assert stream.opened == [0, 3]
+    assert not resumed.has(5)
+    assert resumed.draw(5) is None
+
+
+def test_restored_prompt_of_a_stream_is_read_again_and_a_change_is_refused_by_name():
+    prompt = StreamPromptSource(FakeStream(5)).draw(0)
+    assert prompt is not None
+    StreamPromptSource(FakeStream(5)).check(prompt)
+    with pytest.raises(DatasetError, match="'row-0' has changed"):
+        StreamPromptSource(FakeStream(5, salt="other")).check(prompt)
+    with pytest.raises(DatasetError, match="found the end of the stream"):
+        StreamPromptSource(FakeStream(0)).check(prompt)
+    moved = msgspec.structs.replace(prompt, draw_index=1)
+    with pytest.raises(DatasetError, match="was sample 'row-0', found sample 'row-1'"):
+        StreamPromptSource(FakeStream(5)).check(moved)
+
+
+def test_two_rows_with_one_sample_id_are_refused_when_the_second_is_drawn():
+    class Twins(FakeDataset):
+        def __getitem__(self, index: int, /) -> FakeItem:
+            return msgspec.structs.replace(super().__getitem__(index), sample_id="twin")
+
+    source = PromptSource(Twins(size=2), seed=0, max_epochs=2)
+    assert source.draw(0) is not None
+    with pytest.raises(DatasetError, match="same sample id 'twin'"):
+        source.draw(1)

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import msgspec
 import pytest
-from kinlog_fake_parts import FakeDataPlane, FakeDataset, FakeParts
+from kinlog_fake_parts import FakeDataPlane, FakeDataset, FakeParts, FakeStream
 from kinlog_lives import Life, assert_conserved, first_life, history, next_life, replayed, run_config
 
 from kinlog.controller.adopt import adopt_checkpoint
@@ -463,6 +463,21 @@ async def test_more_epochs_are_trained_when_a_later_life_allows_them(tmp_path: P
     resumed = await (await next_life(tmp_path / "run", more, FakeParts(FakeDataset(size=6)))).train()
     assert resumed.p.train_step == 6
     assert_conserved(resumed.p)
+
+
+async def test_streaming_dataset_goes_on_where_the_cursor_stands(tmp_path: Path):
+    config = run_config(trainer__max_steps=6)
+    life = await first_life(tmp_path / "run", config, FakeParts(FakeStream(40)))
+    await life.train_until(lambda p: p.train_step == 3)
+    await life.kill()
+    drawn = life.p.draw_cursor
+    stream = FakeStream(40)
+    resumed = await (await next_life(tmp_path / "run", config, FakeParts(stream))).train()
+    assert stream.opened[-1] == drawn
+    assert resumed.p.train_step == 6
+    samples = [event.prompt.sample_id for event in events_of(tmp_path / "run", e.GroupReserved)]
+    assert samples == [f"row-{n}" for n in range(len(samples))]
+    assert_conserved(replayed(tmp_path / "run"))
 
 
 class NewestFirst:

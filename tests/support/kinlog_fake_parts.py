@@ -6,7 +6,7 @@ back as it was, a worker's result depends on its order only.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -60,6 +60,21 @@ class FakeDataset:
             if self[index].sample_id == sample_id:
                 return self[index]
         raise DatasetError(f"no sample {sample_id}")
+
+
+class FakeStream:
+    """Rows that can only be read on, from any place. ``opened`` says from where."""
+
+    fingerprint = "stream-1"
+
+    def __init__(self, size: int, *, salt: str = "") -> None:
+        self._rows = FakeDataset(size=max(size, 1), salt=salt)
+        self._size = size
+        self.opened: list[int] = []
+
+    def open(self, draw_index: int) -> Iterator[FakeItem]:
+        self.opened.append(draw_index)
+        return (self._rows[index] for index in range(draw_index, self._size))
 
 
 class FakeDataPlane:
@@ -301,7 +316,7 @@ class FakeParts:
     finalizer: FakeFinalizer
     trainer: FakeTrainer
 
-    def __init__(self, dataset: FakeDataset | None = None) -> None:
+    def __init__(self, dataset: FakeDataset | FakeStream | None = None) -> None:
         self.dataset = dataset or FakeDataset()
         self.prepare: Callable[[FakeParts], None] = lambda parts: None
         """Called when the workers exist: scripts them."""
