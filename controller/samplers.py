@@ -7,7 +7,7 @@ that reserves.
 
 import importlib
 from collections import Counter
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from kinlog.lineage.state import GroupPhase, GroupState, Projection
 from kinlog.schemas.errors import ConfigError
@@ -46,32 +46,48 @@ def _finalized(p: Projection) -> list[GroupState]:
 class InOrder:
     """Every group belongs to a step, and steps are trained in order: the strictest, and the most reproducible.
 
-    A dropped group's place is drawn again. Groups that belong to no step, since another sampler drew them, fill the next
-    steps up; a step for which more groups were drawn than it takes now takes them all.
+    The place of a group that left is drawn again (``top_up``), or its step is trained without it (``shrink``); a step
+    that would be left with no group at all is topped up. Groups that belong to no step, since another sampler drew
+    them, fill the next steps up; a step for which more groups were drawn than it takes now takes them all.
     """
 
-    def __init__(self, groups_per_step: int, max_lookahead_versions: int) -> None:
+    def __init__(
+        self,
+        groups_per_step: int,
+        max_lookahead_versions: int,
+        *,
+        shortfall: Literal["top_up", "shrink"] = "top_up",
+    ) -> None:
         self._groups_per_step = groups_per_step
         self._max_lookahead = max_lookahead_versions
+        self._shortfall = shortfall
 
     def may_draw(self, p: Projection) -> Draw | None:
-        taken = Counter(group.train_step for group in p.live_groups())
-        unassigned = taken[None]
+        live = Counter(group.train_step for group in p.live_groups())
+        unassigned = live[None]
         first = p.train_step + 1
         for step in range(first, first + self._max_lookahead + 1):
-            room = self._groups_per_step - taken[step]
+            room = self._groups_per_step - self._taken(p, step, live[step])
             if room > unassigned:
                 return Draw(step)
             unassigned -= max(room, 0)
         return None
 
     def select(self, p: Projection) -> tuple[int, ...] | None:
-        due = [group for group in p.live_groups() if group.train_step == p.train_step + 1]
+        step = p.train_step + 1
+        due = [group for group in p.live_groups() if group.train_step == step]
         if any(group.phase is not GroupPhase.FINALIZED for group in due):
             return None  # left behind, it would be stale as soon as it is finished
         unassigned = [group for group in _finalized(p) if group.train_step is None]
         chosen = [*due, *unassigned[: max(0, self._groups_per_step - len(due))]]
-        return tuple(group.group_id for group in chosen) if len(chosen) >= self._groups_per_step else None
+        missing = self._groups_per_step - max(len(chosen), self._taken(p, step, len(due)))
+        return tuple(group.group_id for group in chosen) if chosen and missing <= 0 else None
+
+    def _taken(self, p: Projection, step: int, live: int) -> int:
+        """Return how many of a step's places need no group any more."""
+        if self._shortfall == "shrink" and live:
+            return max(live, min(p.places.get(step, 0), self._groups_per_step))
+        return live
 
     def is_stale(self, p: Projection, group: GroupState) -> bool:
         return group.train_step is not None and group.train_step <= p.train_step
@@ -153,7 +169,7 @@ def build_sampler(settings: SamplerSettings, *, groups_per_step: int) -> Sampler
     """
     match settings.name:
         case "in_order":
-            return InOrder(groups_per_step, settings.max_lookahead_versions)
+            return InOrder(groups_per_step, settings.max_lookahead_versions, shortfall=settings.shortfall)
         case "windowed":
             return Windowed(
                 groups_per_step, settings.max_staleness_versions, freshest_first=settings.freshest_first

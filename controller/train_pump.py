@@ -7,7 +7,14 @@ from kinlog.controller.runtime import Runtime, clear_group_rows
 from kinlog.lineage.state import GroupPhase, GroupState
 from kinlog.replay.inventory import canonical_rows
 from kinlog.schemas.errors import CheckpointError
-from kinlog.schemas.events import GroupClaimed, GroupDropped, StepApplied, WeightsPublished
+from kinlog.schemas.events import (
+    Event,
+    GroupClaimed,
+    GroupDropped,
+    StepApplied,
+    StepShrunk,
+    WeightsPublished,
+)
 from kinlog.schemas.orders import TrainMetrics, TrainOrder
 from kinlog.schemas.reasons import CheckpointKind, Reason
 
@@ -69,8 +76,18 @@ class TrainPump:
                 if not selected:
                     return ()
                 step = runtime.projection.train_step + 1
-                claims = [GroupClaimed(group_id=group_id, train_step=step) for group_id in selected]
-                ticket = runtime.ledger.commit(cut, *claims)
+                events: list[Event] = []
+                wanted = runtime.config.trainer.groups_per_step
+                if len(selected) < wanted:
+                    shrunk = StepShrunk(
+                        train_step=step,
+                        reason=Reason.SHORTFALL,
+                        expected_groups=wanted,
+                        found_groups=len(selected),
+                    )
+                    events.append(shrunk)
+                events += [GroupClaimed(group_id=group_id, train_step=step) for group_id in selected]
+                ticket = runtime.ledger.commit(cut, *events)
             await ticket.durable()
             return selected
 

@@ -96,6 +96,8 @@ def _group_reserved(p: Projection, event: e.GroupReserved, seq: int) -> None:
         train_step=event.train_step,
         siblings={generation: SiblingState(generation) for generation in range(event.num_generations)},
     )
+    if event.train_step is not None:
+        p.places[event.train_step] = p.places.get(event.train_step, 0) + 1
     p.next_group_id += 1
     p.draw_cursor = event.draw_cursor
 
@@ -269,6 +271,7 @@ def _checkpoint_committed(p: Projection, event: e.CheckpointCommitted, seq: int)
     # Of neither kind can one from before the frontier be gone back to.
     p.checkpoints = (*(c for c in p.checkpoints if c.train_step >= event.frontier_step), state)
     p.frontier_step = event.frontier_step
+    p.places = {step: drawn for step, drawn in p.places.items() if step > event.frontier_step}
     for step in [step for step in p.steps if step <= event.frontier_step]:
         for group_id in p.steps.pop(step):
             del p.groups[group_id]

@@ -134,6 +134,8 @@ class Projection(msgspec.Struct):
     """The last optimizer step applied on the surviving history."""
     steps: dict[int, tuple[int, ...]] = {}
     """Step -> its groups in order, for the steps that a kept checkpoint can still undo."""
+    places: dict[int, int] = {}
+    """Step -> how many groups were ever drawn for it, for the steps that a kept checkpoint can still undo."""
     frontier_step: int = 0
     """Steps up to here can no longer be undone."""
     checkpoints: tuple[CheckpointState, ...] = ()
@@ -184,6 +186,7 @@ def encode_projection(projection: Projection) -> bytes:
         projection,
         groups=dict(sorted(projection.groups.items())),
         steps=dict(sorted(projection.steps.items())),
+        places=dict(sorted(projection.places.items())),
         dropped=dict(sorted(projection.dropped.items())),
         superseded=dict(sorted(projection.superseded.items())),
     )

@@ -38,6 +38,7 @@ __all__ = [
     "GroupFinalized",
     "FinalizeFailed",
     "GroupClaimed",
+    "StepShrunk",
     "StepApplied",
     "WeightsPublished",
     "GroupDropped",
@@ -243,6 +244,15 @@ class GroupClaimed(Event, frozen=True, kw_only=True):
 
     group_id: int
     train_step: int
+
+
+class StepShrunk(Event, frozen=True, kw_only=True):
+    """An optimizer step is trained on fewer groups than configured: its places cannot all be filled any more."""
+
+    train_step: int
+    reason: Reason
+    expected_groups: int
+    found_groups: int
 
 
 class StepApplied(Event, frozen=True, kw_only=True):

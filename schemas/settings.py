@@ -114,6 +114,8 @@ class SamplerSettings(Settings, frozen=True, kw_only=True):
     these settings and ``groups_per_step``."""
     max_lookahead_versions: NonNegativeInt = 2
     """``in_order``: a group may be drawn for at most this many steps ahead."""
+    shortfall: Literal["top_up", "shrink"] = "top_up"
+    """``in_order``: whether the place of a group that left is drawn again, or its step is trained without it."""
     max_staleness_versions: NonNegativeInt = 4
     """``windowed``, ``weight_fifo``, ``ready_first``: a group whose oldest tokens are staler than this is dropped."""
     freshest_first: bool = False

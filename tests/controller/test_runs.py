@@ -465,6 +465,38 @@ async def test_more_epochs_are_trained_when_a_later_life_allows_them(tmp_path: P
     assert_conserved(resumed.p)
 
 
+@pytest.mark.parametrize("shortfall", ["top_up", "shrink"])
+async def test_place_of_a_group_that_left_is_drawn_again_or_the_step_shrinks_and_says_so(
+    tmp_path: Path, shortfall: str
+):
+    config = run_config(
+        sampler__name="in_order",
+        sampler__shortfall=shortfall,
+        rollout__invalid_siblings="keep_masked",
+    )
+    parts = FakeParts()
+
+    def script(parts: FakeParts) -> None:
+        for generation in (0, 1):
+            parts.pool.answers[3, generation, 1] = lambda order: parts.pool.seal(
+                order, validity=Validity.FAILED
+            )
+
+    parts.prepare = script
+    life = await (await first_life(tmp_path / "run", config, parts)).train()
+    assert life.p.dropped == {Reason.LOW_VALID_FRACTION: 1}
+    sizes = [len(event.group_ids) for event in events_of(tmp_path / "run", e.StepApplied)]
+    shrunk = [
+        (event.train_step, event.reason, event.expected_groups, event.found_groups)
+        for event in events_of(tmp_path / "run", e.StepShrunk)
+    ]
+    if shortfall == "top_up":
+        assert (sizes, shrunk) == ([2, 2, 2, 2], [])
+    else:
+        assert (sizes, shrunk) == ([2, 1, 2, 2], [(2, Reason.SHORTFALL, 2, 1)])
+    assert_conserved(life.p)
+
+
 async def test_streaming_dataset_goes_on_where_the_cursor_stands(tmp_path: Path):
     config = run_config(trainer__max_steps=6)
     life = await first_life(tmp_path / "run", config, FakeParts(FakeStream(40)))
