@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from kinlog.controller.checkpoint import LOG_NAME
+from kinlog.controller.checkpoint import CONFIG_NAME, LOG_NAME, checkpoint_name
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.store import LocalStore
 from kinlog.replay.checkpoints import read_manifest, verify_files
@@ -29,17 +29,22 @@ def adopt_checkpoint(checkpoint: Path, run: RunDirectory) -> str:
     if run.path.exists() and any(run.path.iterdir()):
         raise RunExistsError(f"{run.path} is not empty: a checkpoint is restored into a directory of its own")
     store = LocalStore()
-    name = f"step_{manifest.train_step:06d}"
+    name = checkpoint_name(manifest.train_step)
     temporary = run.path.with_name(f".{run.path.name}.restoring")
     shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(checkpoint, temporary / run.checkpoints.name / name)
-    shutil.copytree(checkpoint / LOG_NAME, temporary / run.log.name)
-    for path in sorted(temporary.rglob("*")):
+    # Contents only: a backup may be read-only, and a run is not.
+    copied = RunDirectory(temporary)
+    shutil.copytree(checkpoint, copied.checkpoints / name, copy_function=shutil.copyfile)
+    shutil.copytree(checkpoint / LOG_NAME, copied.log, copy_function=shutil.copyfile)
+    shutil.copyfile(checkpoint / CONFIG_NAME, copied.config)
+    for path in [temporary, *sorted(temporary.rglob("*"))]:
         if path.is_dir():
             store.sync_directory(path)
-        else:
-            file = store.open(path)
+            continue
+        file = store.open(path)
+        try:
             file.sync()
+        finally:
             file.close()
     if run.path.exists():
         run.path.rmdir()

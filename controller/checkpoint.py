@@ -6,6 +6,7 @@ rename.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -29,6 +30,7 @@ from kinlog.schemas.reasons import CheckpointKind, Reason
 from kinlog.schemas.rows import inventory_digest
 
 __all__ = [
+    "CONFIG_NAME",
     "Checkpointer",
     "SavedCheckpoint",
     "DATA_PLANE_NAME",
@@ -37,9 +39,12 @@ __all__ = [
     "checkpoint_name",
 ]
 
+_logger = logging.getLogger(__name__)
+
 DATA_PLANE_NAME = "data_plane"
 TRAINER_NAME = "trainer"
 LOG_NAME = "log"
+CONFIG_NAME = "config.yaml"
 
 
 def checkpoint_name(train_step: int) -> str:
@@ -114,21 +119,22 @@ class Checkpointer:
         held_s = 0.0
         try:
             facts = await self._build_in_time(temporary, name)
-            held_s = facts.held_s
-            await self._record(name, facts)
-            problem = ""
         except LogWriteError:
             raise
         except (KinlogError, OSError) as error:
             problem = await self._record_failure(name, error)
+        else:
+            problem, held_s = "", facts.held_s
+            await self._record(name, facts)
         saved = SavedCheckpoint(name, time.perf_counter() - started, held_s, problem)
         self._on_saved(saved)
         return saved
 
     async def close(self) -> None:
-        """Wait for what a save that was given up is still doing."""
-        if self._building is not None:
-            await asyncio.gather(self._building, return_exceptions=True)
+        """Give what a save that was given up is still doing a while to end, and let go of it."""
+        if self._building is not None and not self._building.done():
+            await asyncio.wait({self._building}, timeout=self._runtime.config.checkpointing.timeout_s)
+            self._building.cancel()
 
     async def _build_in_time(self, temporary: Path, name: str) -> _HeldFacts:
         """Build and commit the directory, or give up. Threads cannot be stopped: what was given up runs out by itself,
@@ -151,16 +157,22 @@ class Checkpointer:
     async def _build(self, temporary: Path, name: str) -> _HeldFacts:
         try:
             self._store.make_directory(temporary)
+            self._stop_if_given_up(temporary)
             facts = await self._hold(temporary / DATA_PLANE_NAME)
             await self._runtime.trainer.save(temporary / TRAINER_NAME)
             await asyncio.to_thread(self._write_rest, temporary, facts)
-            if temporary in self._given_up:
-                raise CheckpointError("given up")
+            self._stop_if_given_up(temporary)
             await asyncio.to_thread(self._commit_directory, temporary, name)
             return facts
         except BaseException:
             await asyncio.to_thread(self._discard, [temporary])
             raise
+        finally:
+            self._given_up.discard(temporary)
+
+    def _stop_if_given_up(self, temporary: Path) -> None:
+        if temporary in self._given_up:
+            raise CheckpointError("the save was given up")
 
     async def _hold(self, directory: Path) -> _HeldFacts:
         """Fix the place in the log and save the data plane, with no cut open anywhere."""
@@ -185,7 +197,7 @@ class Checkpointer:
         projection = project(copied, base, through_seq=facts.position.seq)
         self._base = projection
         write_durably(store, temporary / SNAPSHOT_NAME, write_snapshot_bytes(projection))
-        write_durably(store, temporary / "config.yaml", dump_config(runtime.config).encode())
+        write_durably(store, temporary / CONFIG_NAME, dump_config(runtime.config).encode())
         dataloader = {"draw_cursor": facts.draw_cursor, "seed": runtime.config.dataset.seed}
         write_durably(store, temporary / "dataloader.json", msgspec.json.encode(dataloader))
         files = sorted(path for path in temporary.rglob("*") if path.is_file())
@@ -241,7 +253,8 @@ class Checkpointer:
         runtime = self._runtime
         p = runtime.projection
         keep = runtime.config.checkpointing.keep
-        kept = retain(p, name=name, train_step=facts.train_step, keep=keep)
+        present = frozenset(self._store.names(runtime.directory.checkpoints))
+        kept = retain(p, name=name, train_step=facts.train_step, keep=keep, present=present)
         durable = newly_durable(p, facts.train_step)
         async with runtime.barrier.cut("checkpoint_committed") as cut:
             event = CheckpointCommitted(
@@ -255,7 +268,10 @@ class Checkpointer:
             # Their step can no longer be undone by a crash: a restart begins at this checkpoint, or at an older one
             # that has these rows in its own copy of the data plane.
             await clear_group_rows(runtime, cut, durable, Reason.STEP_DURABLE)
-        await asyncio.to_thread(self._prune, kept.names)
+        try:
+            await asyncio.to_thread(self._prune, kept.names)
+        except OSError as error:
+            _logger.warning("an old checkpoint could not be removed: %s", error)
 
     async def _record_failure(self, name: str, error: Exception) -> str:
         problem = f"{type(error).__name__}: {error}"

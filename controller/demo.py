@@ -17,22 +17,15 @@ from kinlog.lineage.fold import fold
 from kinlog.lineage.log import scan_log
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.state import GroupState, Projection
-from kinlog.schemas.errors import KinlogError, LogDamagedError, RunNotFoundError
+from kinlog.schemas.errors import DemoFailedError, LogDamagedError, RunNotFoundError
 from kinlog.schemas.events import CheckpointCommitted
 
-__all__ = ["run_demo", "kill_tree", "LogFollower", "Moment", "DemoFailedError"]
+__all__ = ["run_demo", "kill_tree", "LogFollower", "Moment"]
 
 _POLL_S = 0.05
 
 #: Finished siblings of unfinished groups that the checkpoint must hold: fewer would show little.
 _MIN_REUSABLE = 8
-
-
-class DemoFailedError(KinlogError):
-    """The demonstration did not show what it is for. Its output says where it stopped."""
-
-    code = "demo_failed"
-    exit_code = 19
 
 
 class Moment(NamedTuple):

@@ -100,6 +100,7 @@ class GroupDriver:
         while (group := self._live(group_id)) is not None and group.siblings[generation].waiting:
             await self._back_off(group, [generation])
             async with self._runtime.budget.take():
+                await self._runtime.pool.available()
                 dispatched = await self._dispatch(group_id, [generation])
                 if not dispatched:
                     return
@@ -154,6 +155,7 @@ class GroupDriver:
         generations = list(group.siblings)
         await self._back_off(group, generations)
         async with self._runtime.budget.take(len(generations)):
+            await self._runtime.pool.available()
             dispatched = await self._dispatch(group_id, generations)
             if not dispatched:
                 return
@@ -336,6 +338,7 @@ class GroupDriver:
     async def _finalize(self, group_id: int, failures: int) -> int:
         """Publish a group's canonical rows. Returns how often in a row that has come to nothing."""
         runtime = self._runtime
+        await runtime.finalizer.available()
         async with runtime.barrier.cut("finalize") as cut:
             group = self._live(group_id)
             if group is None:

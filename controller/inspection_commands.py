@@ -239,7 +239,7 @@ def plan_command(
 ) -> None:
     """Show what a restart would do now, and why. Changes nothing.
 
-    The choices of the run's config.yaml are used where there is one.
+    The choices of the run's latest life are used, from its resolved_config.yaml, where there is one.
 
     \b
     Example

@@ -13,6 +13,7 @@ from ray.exceptions import RayTaskError
 
 from kinlog.controller.checkpoint import SavedCheckpoint
 from kinlog.controller.ray_parts import RayParts
+from kinlog.controller.samplers import build_sampler
 from kinlog.controller.single_controller import RunStatus, SingleController
 from kinlog.lineage.log import lock_log
 from kinlog.lineage.run_directory import RunDirectory
@@ -22,6 +23,7 @@ from kinlog.replay.restore import verify_run
 from kinlog.schemas.config import RunConfig, load_config
 from kinlog.schemas.errors import (
     CheckpointError,
+    ConfigError,
     KinlogError,
     RunExistsError,
     RunNotFoundError,
@@ -106,7 +108,11 @@ def train(
         The run cannot be started, or failed.
     """
     config = load_config(config_path)
-    RayParts(config)  # what the dataset's settings get wrong is said before anything is started
+    # What is wrong with dataset, agents or sampler is said before anything is started.
+    RayParts(config)
+    build_sampler(config.sampler, groups_per_step=config.trainer.groups_per_step)
+    if resume and not config.rollout_recovery.enabled:
+        raise ConfigError(f"{config_path}: rollout_recovery.enabled is false, so the run cannot be resumed")
     directory = RunDirectory((run_dir or Path(config.run_dir)).resolve())
     _check_run(directory, resume=resume)
     with _ray_cluster(config):

@@ -115,6 +115,16 @@ class DataPlane(Protocol):
 class RolloutPool(Protocol):
     """The generation workers."""
 
+    async def available(self) -> None:
+        """Return when some worker is ready: to wait for a restart is charged to nobody.
+
+        Raises
+        ------
+        WorkerLostError
+            None came back in time.
+        """
+        ...
+
     def assign(self) -> str:
         """Return the name of the worker that the next rollout should go to."""
         ...
@@ -130,12 +140,16 @@ class RolloutPool(Protocol):
         ...
 
     async def probe(self) -> None:
-        """Raise unless every worker answers."""
+        """Raise when not one worker answers."""
         ...
 
 
 class Finalizer(Protocol):
     """Turns staged rows into canonical ones. Idempotent: keys follow from identity."""
+
+    async def available(self) -> None:
+        """Return when the finalizer is ready. Raises ``WorkerLostError`` when it did not come back in time."""
+        ...
 
     async def finalize(self, order: FinalizeOrder) -> tuple[CanonicalRowRef, ...] | FinalizeRejected:
         """Verify, build and put the group's canonical rows, before this returns.

@@ -67,5 +67,5 @@ class _Actors:
         self.trainer = RevivedActor(
             "trainer",
             ray.remote(TrainerWorker).options(num_cpus=0).remote(config),
-            restart_timeout_s=limit_s,
+            restart_timeout_s=0,
         )

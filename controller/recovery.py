@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kinlog.controller.checkpoint import DATA_PLANE_NAME
 from kinlog.controller.protocols import DataPlane, Prompts
-from kinlog.controller.runtime import Runtime, rows_cleared_events
+from kinlog.controller.runtime import Runtime, clear_rows, rows_cleared_events
 from kinlog.controller.samplers import Sampler
 from kinlog.lineage.ledger import Cut
 from kinlog.lineage.log import LogScan
@@ -25,7 +25,7 @@ from kinlog.schemas.events import Event
 from kinlog.schemas.manifest import Manifest
 from kinlog.schemas.reasons import Granularity, Partition, Reason
 
-__all__ = ["Restored", "PhaseTimes", "restore_data_plane", "carry_out", "commit_in_frames"]
+__all__ = ["Restored", "PhaseTimes", "restore_data_plane", "carry_out"]
 
 #: Events of one frame when a plan is written: a restart of many groups is many frames.
 _EVENTS_PER_FRAME = 1024
@@ -87,9 +87,11 @@ async def restore_data_plane(
         _refuse_unfit(name, manifest, config, dataset_fingerprint)
 
     points = restore_points(directory, scan, wanted=wanted, refuse_unfit=refuse_unfit)
+    failed: str | None = None
     while True:
         with times.phase("choose checkpoint"):
-            point = next(points)  # ends with a CheckpointError when there is none
+            # Ends with a CheckpointError when there is none left.
+            point = next(points) if failed is None else points.send(failed)
         with times.phase("data plane start"):
             data_plane = await start_data_plane()
         try:
@@ -102,9 +104,12 @@ async def restore_data_plane(
         except DataPlaneTimeoutError:
             await data_plane.close()
             raise
-        except DataPlaneError:
+        except DataPlaneError as error:
             # Loading is not transactional: what is in there now may be other rows' data. Start again, one older.
             await data_plane.close()
+            if point.path is None:
+                raise
+            failed = str(error)
         except BaseException:
             await data_plane.close()
             raise
@@ -164,7 +169,7 @@ async def _plan(
 
 async def carry_out(runtime: Runtime, cut: Cut, plan: RecoveryPlan) -> None:
     """Record a plan, durably, then clear the rows that nobody needs."""
-    await commit_in_frames(runtime, cut, plan.events())
+    await _commit_in_frames(runtime, cut, plan.events())
     for reason, by_partition in (
         (Reason.STEP_DURABLE, plan.retired),
         (Reason.UNREFERENCED, plan.unreferenced),
@@ -173,11 +178,11 @@ async def carry_out(runtime: Runtime, cut: Cut, plan: RecoveryPlan) -> None:
             if rows:
                 group_ids = sorted({group_id for group_id in rows.values() if group_id >= 0})
                 events = rows_cleared_events(partition, reason, len(rows), group_ids)
-                await commit_in_frames(runtime, cut, events)
-                await runtime.data_plane.clear(partition, rows, cut)
+                await _commit_in_frames(runtime, cut, events)
+                await clear_rows(runtime, cut, partition, rows)
 
 
-async def commit_in_frames(runtime: Runtime, cut: Cut, events: tuple[Event, ...]) -> None:
+async def _commit_in_frames(runtime: Runtime, cut: Cut, events: tuple[Event, ...]) -> None:
     """Record any number of events, and wait until the last is durable."""
     for start in range(0, len(events), _EVENTS_PER_FRAME):
         ticket = runtime.ledger.commit(cut, *events[start : start + _EVENTS_PER_FRAME])

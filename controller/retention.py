@@ -17,16 +17,20 @@ class Retention(NamedTuple):
     """The oldest step that can still be gone back to: groups applied up to it may be forgotten."""
 
 
-def retain(p: Projection, *, name: str, train_step: int, keep: int) -> Retention:
+def retain(p: Projection, *, name: str, train_step: int, keep: int, present: frozenset[str]) -> Retention:
     """Decide what a new trainer checkpoint leaves standing: the newest ``keep``, itself among them.
 
     Until there are that many, the start of the run (or wherever the frontier is) is a place to go back to as well, and
-    the frontier does not move.
+    the frontier does not move. ``present`` are the directories that exist: what was removed by hand, or left behind when
+    a checkpoint was restored alone, does not count.
     """
     older = [
         c
         for c in p.checkpoints
-        if c.kind is CheckpointKind.TRAINER and c.name != name and c.train_step < train_step
+        if c.kind is CheckpointKind.TRAINER
+        and c.name != name
+        and c.name in present
+        and c.train_step < train_step
     ][-(keep - 1) :]
     frontier = older[0].train_step if len(older) == keep - 1 else p.frontier_step
     return Retention(frozenset({name, *(c.name for c in older)}), max(frontier, p.frontier_step))

@@ -18,6 +18,7 @@ from kinlog.schemas.config import RunConfig
 from kinlog.schemas.errors import DataPlaneError
 from kinlog.schemas.events import Event, RowsCleared
 from kinlog.schemas.reasons import Partition, Reason
+from kinlog.schemas.receipts import canonical_key
 
 __all__ = ["Runtime", "clear_rows", "clear_group_rows", "rows_cleared_events"]
 
@@ -62,6 +63,9 @@ async def clear_rows(runtime: Runtime, cut: Cut, partition: Partition, keys: Ite
     """Remove rows from the data plane. When that fails they wait for the next time: a row that nobody refers to harms
     nobody, and the health probe is there to judge the data plane."""
     leftovers = runtime.uncleared.setdefault(partition, set())
+    if partition is Partition.TRAINING and leftovers:
+        # A sibling whose finalize was driven again has published under the same key since: the row is wanted.
+        leftovers -= _canonical_keys_in_use(runtime.projection)
     leftovers.update(keys)
     if not leftovers:
         return
@@ -72,6 +76,14 @@ async def clear_rows(runtime: Runtime, cut: Cut, partition: Partition, keys: Ite
         _logger.warning("%d rows of %s are not cleared yet: %s", len(attempted), partition, error)
     else:
         leftovers.difference_update(attempted)
+
+
+def _canonical_keys_in_use(p: Projection) -> set[str]:
+    return {
+        canonical_key(group.group_id, sibling.generation, sibling.attempt)
+        for group in p.live_groups()
+        for sibling in group.siblings.values()
+    }
 
 
 async def clear_group_rows(runtime: Runtime, cut: Cut, groups: list[GroupState], reason: Reason) -> None:

@@ -31,7 +31,7 @@ class Sampler(Protocol):
         ...
 
     def select(self, p: Projection) -> tuple[int, ...] | None:
-        """Return the groups of the next step, in order, ``None`` to wait for more."""
+        """Return the groups of the next step, in order and at least one, ``None`` to wait for more."""
         ...
 
     def is_stale(self, p: Projection, group: GroupState) -> bool:
@@ -47,7 +47,7 @@ class InOrder:
     """Every group belongs to a step, and steps are trained in order: the strictest, and the most reproducible.
 
     The place of a group that left is drawn again (``top_up``), or its step is trained without it (``shrink``); a step
-    that would be left with no group at all is topped up. Groups that belong to no step, since another sampler drew
+    that would be left with no group at all gets one again. Groups that belong to no step, since another sampler drew
     them, fill the next steps up; a step for which more groups were drawn than it takes now takes them all.
     """
 
@@ -191,7 +191,7 @@ def _custom_sampler(settings: SamplerSettings, groups_per_step: int) -> Sampler:
         made: Sampler = getattr(importlib.import_module(module), name)(
             settings, groups_per_step=groups_per_step
         )
-    except (ImportError, AttributeError, TypeError) as error:
+    except Exception as error:
         raise ConfigError(f"sampler.name: {settings.name!r} cannot be made: {error}") from error
     missing = [verb for verb in ("may_draw", "select", "is_stale") if not callable(getattr(made, verb, None))]
     if missing:

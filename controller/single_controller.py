@@ -32,7 +32,7 @@ from kinlog.replay.report import RecoveryReport, build_report
 from kinlog.replay.restore import restored_event, verify_run
 from kinlog.schemas.config import RunConfig, config_digest, dump_config
 from kinlog.schemas.errors import LogWriteError, RunExistsError, RunNotFoundError
-from kinlog.schemas.events import RunOpened, WriterClosed, WriterOpened
+from kinlog.schemas.events import CheckpointCommitted, Event, RunOpened, WriterClosed, WriterOpened
 from kinlog.schemas.orders import TrainMetrics
 
 __all__ = ["SingleController", "RunStatus"]
@@ -111,11 +111,10 @@ class SingleController:
         self._data_plane = await self._parts.start_data_plane()
         workers = await self._parts.start_workers()
         await workers.trainer.publish(0)
-        self._store.make_directory(self._directory.checkpoints)
-        replace_durably(self._store, self._directory.config, dump_config(self._config).encode())
-        self._store.sync_directory(self._directory.path)
         opened = self._begin_log()
         self._opened = opened
+        self._store.make_directory(self._directory.checkpoints)
+        self._write_config()
         runtime = self._assemble(opened, workers, Projection(), Projection())
         async with self._barrier.exclusive("start") as cut:
             run_opened = RunOpened(
@@ -125,7 +124,12 @@ class SingleController:
                 dataset_fingerprint=self._parts.dataset.fingerprint,
                 seed=self._config.seed,
             )
-            await runtime.ledger.commit(cut, run_opened, _writer_opened()).durable()
+            await runtime.ledger.commit(cut, run_opened, _writer_opened(), *opened.repaired).durable()
+
+    def _write_config(self) -> None:
+        """Keep the configuration beside the log: ``kinlog plan`` makes its choices by it."""
+        replace_durably(self._store, self._directory.config, dump_config(self._config).encode())
+        self._store.sync_directory(self._directory.path)
 
     def _begin_log(self) -> OpenedLog:
         """Create the log, or take up one whose creation was killed before its first event."""
@@ -159,6 +163,8 @@ class SingleController:
             The run cannot be resumed. Nothing of it was changed.
         """
         times = PhaseTimes()
+        if not self._directory.log.is_dir():
+            raise RunNotFoundError(f"{self._directory.path} holds no run")
         lock = lock_log(self._directory.log, store=self._store)
         try:
             with times.phase("verify log"):
@@ -206,6 +212,7 @@ class SingleController:
         assert self._checkpointer is not None
         with times.phase("write plan"):
             await asyncio.to_thread(self._checkpointer.clear_leavings)
+            self._write_config()
             async with self._barrier.exclusive("restore") as cut:
                 await self._write_restart(runtime, cut, restored)
         manifest = point.manifest
@@ -223,7 +230,22 @@ class SingleController:
 
     async def _write_restart(self, runtime: Runtime, cut: BarrierCut, restored: Restored) -> None:
         assert self._opened is not None
-        events = (_writer_opened(), *self._opened.repaired, restored_event(restored.point))
+        events: list[Event] = [_writer_opened(), *self._opened.repaired, restored_event(restored.point)]
+        point, p = restored.point, runtime.projection
+        if (
+            point.path is not None
+            and point.manifest is not None
+            and point.name not in {c.name for c in p.checkpoints}
+        ):
+            # It was committed by a rename whose event a kill cut off, or restored alone: the log has yet to hear of it.
+            unrecorded = CheckpointCommitted(
+                name=point.path.name,
+                checkpoint_kind=point.manifest.kind,
+                train_step=point.manifest.train_step,
+                position=point.manifest.position,
+                frontier_step=p.frontier_step,
+            )
+            events.append(unrecorded)
         runtime.ledger.commit(cut, *events)
         await carry_out(runtime, cut, restored.plan)
 

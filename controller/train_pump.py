@@ -101,7 +101,7 @@ class TrainPump:
 
     def _selection(self) -> tuple[int, ...] | None:
         p = self._runtime.projection
-        selected = self._runtime.sampler.select(p)
+        selected = self._runtime.sampler.select(p) or None
         if selected is not None or not self._runtime.exhausted:
             return selected
         live = list(p.live_groups())

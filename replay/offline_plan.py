@@ -13,7 +13,7 @@ from kinlog.replay.inventory import expected_inventory
 from kinlog.replay.plan import RecoveryPlan, RecoveryPolicy, plan_recovery
 from kinlog.replay.report import RecoveryReport, build_report
 from kinlog.replay.restore import RestorePoint, restore_points, restored_projection, verify_run
-from kinlog.schemas.errors import LogDamagedError
+from kinlog.schemas.errors import LogDamagedError, RunNotFoundError
 
 __all__ = ["OfflinePlan", "plan_offline"]
 
@@ -65,6 +65,8 @@ def plan_offline(
 
     with phase("verify log"):
         scan = _verify(run)
+    if scan.end.seq == 0:
+        raise RunNotFoundError(f"the run in {run.path} was never begun: there is nothing to restart")
     with phase("choose checkpoint"):
         point = next(restore_points(run, scan, wanted=checkpoint))
         inventory = expected_inventory(point.at_checkpoint)

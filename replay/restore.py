@@ -1,6 +1,6 @@
 """Where a restart begins: the log, verified against what checkpoints promised, and the checkpoint to go back to."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,8 +62,8 @@ def restore_points(
     *,
     wanted: str | None = None,
     refuse_unfit: Callable[[str, Manifest], None] = lambda name, manifest: None,
-) -> Iterator[RestorePoint]:
-    """Yield the places to restart from, best first. The caller asks for the next one when loading fails.
+) -> Generator[RestorePoint, str | None, None]:
+    """Yield the places to restart from, best first. When loading one fails, send the reason, and get the next.
 
     The start of the run is one of them only as long as no checkpoint was ever committed, or by explicit choice: to throw
     away what was trained is not for a restart to decide.
@@ -92,8 +92,8 @@ def restore_points(
         except CheckpointError as error:
             skipped.append(SkippedCheckpoint(found.path.name, brief_problem(found.path.name, str(error))))
         else:
-            yield point._replace(skipped=tuple(skipped))
-            skipped.append(SkippedCheckpoint(found.path.name, "the data plane could not load it"))
+            failed = yield point._replace(skipped=tuple(skipped))
+            skipped.append(SkippedCheckpoint(found.path.name, failed or "it could not be loaded"))
     at_end = project(scan)
     if wanted == START or (wanted is None and not at_end.checkpoints and at_end.frontier_step == 0):
         _refuse_forgotten(0, at_end)

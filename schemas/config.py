@@ -107,6 +107,8 @@ def _check_sections(config: RunConfig, source: str) -> None:
         if not (checkpointing.enabled and checkpointing.save_data_plane):
             key = "enabled" if not checkpointing.enabled else "save_data_plane"
             raise ConfigError(f"{source}: {needs} checkpointing.{key}: true; found false. {because}.")
+    elif not config.token_capture.enabled:
+        raise ConfigError(f"{source}: token_capture.enabled is false, and training is on captured tokens")
     tasks = {task.name for task in config.dataset.tasks}
     if len(tasks) != len(config.dataset.tasks):
         raise ConfigError(f"{source}: dataset.tasks: two tasks have the same name; names identify tasks")
@@ -121,6 +123,11 @@ def _check_sections(config: RunConfig, source: str) -> None:
                     f"{source}: rollout_recovery.{key}: no prompt of the dataset has {name!r}; "
                     f"those that exist: {', '.join(sorted(existing))}"
                 )
+    if config.supervision.stall_timeout_s <= 2 * checkpointing.timeout_s:
+        raise ConfigError(
+            f"{source}: supervision.stall_timeout_s is {config.supervision.stall_timeout_s:g}, not above twice "
+            f"checkpointing.timeout_s ({checkpointing.timeout_s:g}): a slow save would end the run"
+        )
     rollout = config.rollout
     if config.trainer.groups_per_step > rollout.max_live_groups:
         raise ConfigError(

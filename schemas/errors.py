@@ -28,6 +28,7 @@ __all__ = [
     "WorkerLostError",
     "NotAttachedError",
     "StalledError",
+    "DemoFailedError",
     "RolloutsFailError",
 ]
 
@@ -217,6 +218,13 @@ class StalledError(KinlogError):
 
     code = "stalled"
     exit_code = 18
+
+
+class DemoFailedError(KinlogError):
+    """The demonstration did not show what it is for. Its output says where it stopped."""
+
+    code = "demo_failed"
+    exit_code = 19
 
 
 class RolloutsFailError(KinlogError):

@@ -143,7 +143,8 @@ class RolloutSettings(Settings, frozen=True, kw_only=True):
     """What becomes of a group when a sibling's budget is spent: set aside, dropped, trained with a masked placeholder
     in that sibling's place (a ``prompt_group`` group, which is whole or nothing, is parked instead), or set aside and
     the run stopped."""
-    min_valid_fraction_per_group: Fraction = 0.5
+    min_valid_fraction_per_group: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    """A finalized group with a smaller fraction of valid siblings is dropped; one without any always is."""
     max_turns: PositiveInt = 2
     """Model calls of one rollout, for agents that take several."""
     retry_discount: Fraction = 0.5
@@ -158,6 +159,7 @@ class RolloutRecoverySettings(Settings, frozen=True, kw_only=True):
     """What a restart or a failure redoes. An agent's override wins over a task's, a task's over the default."""
 
     enabled: bool = True
+    """Whether the run can be resumed. It then needs token capture, and checkpoints with the data plane in them."""
     default_granularity: Granularity = Granularity.SIBLING
     agent_granularity_overrides: dict[str, Granularity] = {}
     task_granularity_overrides: dict[str, Granularity] = {}
@@ -181,13 +183,14 @@ class CheckpointingSettings(Settings, frozen=True, kw_only=True):
     every_steps: PositiveInt = 5
     keep: Annotated[int, Meta(ge=2)] = 2
     timeout_s: PositiveFloat = 120.0
-    """A save that takes longer costs that checkpoint, not the run."""
+    """A save of the data plane that takes longer, or a whole save of twice that, costs that checkpoint, not the run."""
 
 
 class TokenCaptureSettings(Settings, frozen=True, kw_only=True):
     """Whether workers stage token ids, log-probabilities and weight versions of every model call."""
 
     enabled: bool = True
+    """Training is on captured tokens, so there is no run without; the switch is there to be refused by name."""
 
 
 class LogSettings(Settings, frozen=True, kw_only=True):

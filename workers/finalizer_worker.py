@@ -19,7 +19,7 @@ __all__ = ["FinalizerWorker"]
 
 
 class FinalizerWorker:
-    """Made a Ray actor by ``kinlog.controller.launch``."""
+    """Made a Ray actor by ``kinlog.controller.ray_parts``."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config

@@ -6,6 +6,7 @@ for a restart is charged to nobody.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,7 +41,7 @@ class RevivedActor:
     handle:
         The Ray actor's handle, with ``attach`` and ``probe`` methods.
     restart_timeout_s:
-        How long a restart may take before the actor counts as lost.
+        How long a restart may take before the actor counts as lost; 0 for one that Ray does not restart.
     """
 
     def __init__(self, name: str, handle: Any, *, restart_timeout_s: float) -> None:
@@ -48,6 +49,8 @@ class RevivedActor:
         self.handle = handle
         self._restart_timeout_s = restart_timeout_s
         self._ready = False
+        self._lost: tuple[WorkerLostError, float] | None = None
+        """How it was lost, and when (monotonic seconds), until it is ready again."""
         self._preparing = asyncio.Lock()
 
     @property
@@ -66,14 +69,14 @@ class RevivedActor:
         async with self._preparing:
             if self._ready:
                 return
+            limit_s = self._restart_timeout_s or None
             try:
-                async with asyncio.timeout(self._restart_timeout_s):
+                async with asyncio.timeout(limit_s):
                     await self._attach(also)
             except TimeoutError as error:
-                raise WorkerLostError(
-                    f"{self.name} did not come back in {self._restart_timeout_s:g} s"
-                ) from error
+                raise WorkerLostError(f"{self.name} did not come back in {limit_s:g} s") from error
             self._ready = True
+            self._lost = None
 
     async def _attach(self, also: Callable[[Any], Awaitable[None]] | None) -> None:
         while True:
@@ -99,9 +102,11 @@ class RevivedActor:
         return await self._answer(call(self.handle))
 
     async def probe(self) -> None:
-        """Raise ``WorkerLostError`` unless the actor answers; one that is being made ready is given its time."""
+        """Raise ``WorkerLostError`` unless the actor answers; one that is being restarted is given its time."""
         if self._ready:
             await self.ask(lambda handle: handle.probe.remote())
+        elif self._lost is not None and time.monotonic() - self._lost[1] >= self._restart_timeout_s:
+            raise self._lost[0]
 
     async def _answer(self, answer: Awaitable[T]) -> T:
         try:
@@ -109,13 +114,18 @@ class RevivedActor:
         except RayTaskError as error:
             # What the actor raised, without the traceback that Ray puts around it: it goes into the log.
             if isinstance(error.cause, WorkerLostError):
-                self._ready = False
+                self._lose(error.cause)
             if isinstance(error.cause, KinlogError):
                 raise error.cause from None
             raise
         except RayActorError as error:
-            self._ready = False
-            raise WorkerLostError(f"{self.name} died: {str(error).splitlines()[0]}") from error
+            lost = WorkerLostError(f"{self.name} died: {str(error).splitlines()[0]}")
+            self._lose(lost)
+            raise lost from error
+
+    def _lose(self, lost: WorkerLostError) -> None:
+        self._ready = False
+        self._lost = self._lost or (lost, time.monotonic())
 
 
 class RayRolloutPool:
@@ -125,6 +135,28 @@ class RayRolloutPool:
         self._workers = {worker.name: worker for worker in workers}
         self._turn = 0
         self._weights: tuple[Any, int] | None = None
+        self._reviving: dict[str, asyncio.Task[None]] = {}
+
+    async def available(self) -> None:
+        """Return when a worker is ready, and see to it that those that are not become so.
+
+        Raises
+        ------
+        WorkerLostError
+            Not one of them came back in time.
+        """
+        while True:
+            for name, worker in self._workers.items():
+                if not worker.ready and name not in self._reviving:
+                    task = asyncio.create_task(worker.prepare(self._give_weights), name=name)
+                    self._reviving[name] = task
+                    task.add_done_callback(self._revived)
+            if any(worker.ready for worker in self._workers.values()):
+                return
+            done, pending = await asyncio.wait(self._reviving.values(), return_when=asyncio.FIRST_COMPLETED)
+            failures = [error for task in done if (error := task.exception()) is not None]
+            if failures and not pending:
+                raise failures[0]
 
     def assign(self) -> str:
         """Return the next worker's name: one that is ready, if any is."""
@@ -134,9 +166,7 @@ class RayRolloutPool:
 
     async def run(self, worker: str, order: RolloutOrder) -> SiblingSealed | RolloutFailed:
         """Run one attempt on a worker. Raises ``WorkerLostError`` when it died."""
-        actor = self._workers[worker]
-        await actor.prepare(self._give_weights)
-        return await actor.ask(lambda handle: handle.run.remote(order))
+        return await self._workers[worker].ask(lambda handle: handle.run.remote(order))
 
     async def update_weights(self, weights: Any, version: int) -> None:
         """Give every worker new weights. ``weights`` is an object reference: Ray ships it once a node.
@@ -158,6 +188,11 @@ class RayRolloutPool:
         if len(failures) == len(results):
             raise failures[0]
 
+    def _revived(self, task: "asyncio.Task[None]") -> None:
+        del self._reviving[task.get_name()]
+        if not task.cancelled():
+            task.exception()  # looked at: who needs a worker is told, others go on with those that are there
+
     async def _update(self, worker: RevivedActor) -> None:
         try:
             await worker.ask(self._give_weights)
@@ -165,9 +200,12 @@ class RayRolloutPool:
             return
 
     async def _give_weights(self, handle: Any) -> None:
-        if self._weights is not None:
-            weights, version = self._weights
-            await handle.update_weights.remote(weights, version)
+        given = None
+        while self._weights is not given:  # newer ones may be published while these are on their way
+            given = self._weights
+            if given is not None:
+                weights, version = given
+                await handle.update_weights.remote(weights, version)
 
 
 class RayFinalizer:
@@ -176,8 +214,11 @@ class RayFinalizer:
     def __init__(self, actor: RevivedActor) -> None:
         self._actor = actor
 
-    async def finalize(self, order: FinalizeOrder) -> tuple[CanonicalRowRef, ...] | FinalizeRejected:
+    async def available(self) -> None:
+        """Return when the finalizer is ready. Raises ``WorkerLostError`` when it did not come back in time."""
         await self._actor.prepare()
+
+    async def finalize(self, order: FinalizeOrder) -> tuple[CanonicalRowRef, ...] | FinalizeRejected:
         return await self._actor.ask(lambda handle: handle.finalize.remote(order))
 
     async def probe(self) -> None:

@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 class RolloutWorker:
-    """Made a Ray actor by ``kinlog.controller.launch``. Its methods run on the actor's event loop."""
+    """Made a Ray actor by ``kinlog.controller.ray_parts``. Its methods run on the actor's event loop."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -59,6 +59,8 @@ class RolloutWorker:
         engine, staging = self._attached()
         try:
             rollout = await self._roll_out(engine, order)
+            rows = [_staged_row(order, call) for call in rollout.calls]
+            sealed = _sealed(order, rollout, rows, engine.weight_version)
         except ConfigError:
             raise  # every other attempt would fail the same way
         except Exception as error:
@@ -73,9 +75,8 @@ class RolloutWorker:
                 reason=classify_failure(error),
                 detail=f"{type(error).__name__}: {error}",
             )
-        rows = [_staged_row(order, call) for call in rollout.calls]
         await staging.stage(rows)
-        return _sealed(order, rollout, rows)
+        return sealed
 
     def _attached(self) -> tuple[TorchEngine, StagingQueue]:
         if self._engine is None or self._staging is None:
@@ -114,15 +115,18 @@ def _staged_row(order: RolloutOrder, call: CapturedCall) -> StagedRow:
     )
 
 
-def _sealed(order: RolloutOrder, rollout: Rollout, rows: list[StagedRow]) -> SiblingSealed:
+def _sealed(
+    order: RolloutOrder, rollout: Rollout, rows: list[StagedRow], weight_version: int
+) -> SiblingSealed:
+    """Propose a seal. ``weight_version`` stands for calls without a single token."""
     calls = tuple(
         ModelCall(
             call=call.call,
             parent=call.parent,
             prompt_tokens=row.prompt_tokens,
             completion_tokens=row.completion_tokens,
-            min_weight_version=int(row.weight_versions.min()),
-            max_weight_version=int(row.weight_versions.max()),
+            min_weight_version=min(row.weight_versions.tolist(), default=weight_version),
+            max_weight_version=max(row.weight_versions.tolist(), default=weight_version),
             row_digest=row_digest(row),
         )
         for call, row in zip(rollout.calls, rows, strict=True)

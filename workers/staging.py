@@ -31,7 +31,7 @@ class StagingQueue:
         Raises
         ------
         DataPlaneError
-            The put that they were part of failed: none of its rows is visible.
+            The put that they were part of failed: nothing may be built on any of its rows.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((rows, future))

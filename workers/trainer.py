@@ -133,10 +133,18 @@ class Trainer:
         """Write weights, optimizer moments and counters into ``directory``, which is made if absent.
 
         Files are not fsynced: whoever commits the checkpoint does that for all of its files.
+
+        Raises
+        ------
+        CheckpointError
+            A file cannot be written.
         """
         directory.mkdir(parents=True, exist_ok=True)
-        save_file(self.state_dict(), directory / _WEIGHTS_FILE)
-        save_file(self._optimizer_tensors(), directory / _OPTIMIZER_FILE)
+        try:
+            save_file(self.state_dict(), directory / _WEIGHTS_FILE)
+            save_file(self._optimizer_tensors(), directory / _OPTIMIZER_FILE)
+        except SafetensorError as error:  # how safetensors tells of a full disk
+            raise CheckpointError(f"{directory}: the trainer's state cannot be written: {error}") from error
         state = _TrainerState(
             step=self._step,
             weight_version=self._weight_version,

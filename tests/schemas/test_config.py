@@ -110,8 +110,12 @@ def test_agent_override_wins_over_task_override_and_task_over_default():
 def test_recovery_without_what_it_needs_is_refused_and_named(sections, named):
     with pytest.raises(ConfigError, match=rf"rollout_recovery\.enabled is true, which needs {named}: true"):
         parse_config(config_with(**sections))
-    off = parse_config(config_with(rollout_recovery={"enabled": False}, **sections))
-    assert not off.rollout_recovery.enabled
+    without = config_with(rollout_recovery={"enabled": False}, **sections)
+    if "token_capture" in sections:
+        with pytest.raises(ConfigError, match="training is on captured tokens"):
+            parse_config(without)
+    else:
+        assert not parse_config(without).rollout_recovery.enabled
 
 
 @pytest.mark.parametrize(

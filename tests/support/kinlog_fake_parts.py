@@ -164,6 +164,8 @@ class FakePool:
         """Return how often each (group, generation) was generated."""
         return Counter((order.group_id, order.generation) for order in self.calls)
 
+    async def available(self) -> None: ...
+
     def assign(self) -> str:
         return "generation-0"
 
@@ -225,6 +227,8 @@ class FakeFinalizer:
         """How many answers get lost after the rows were put."""
         self.reject: dict[int, FinalizeRejected] = {}
         """Group -> what its next finalize answers."""
+
+    async def available(self) -> None: ...
 
     async def finalize(self, order: FinalizeOrder) -> tuple[CanonicalRowRef, ...] | FinalizeRejected:
         await asyncio.sleep(0)
