@@ -33,7 +33,7 @@ from kinlog.schemas.errors import (
     RunLockedError,
     RunNotFoundError,
 )
-from kinlog.schemas.orders import FinalizeOrder, FinalizeRejected
+from kinlog.schemas.orders import FinalizeRejected
 from kinlog.schemas.reasons import Granularity, Partition, Reason, Validity
 from kinlog.schemas.receipts import canonical_key, staging_key
 from kinlog.schemas.rows import RowTag
@@ -453,45 +453,6 @@ async def test_rows_that_could_not_be_cleared_are_cleared_the_next_time_and_end_
     parts.data_plane.on_clear = refuse
     await life.train()
     assert parts.data_plane.rows[Partition.STAGING] == {}
-
-
-async def test_row_that_is_published_again_is_not_cleared_with_what_could_not_be_cleared_before(
-    tmp_path: Path,
-):
-    parts = FakeParts()
-    lost: list[str] = []
-
-    def script(parts: FakeParts) -> None:
-        parts.finalizer.lose_answers = 1  # its rows are there, and the log knows nothing of them
-        first = FinalizeRejected(group_id=0, generation=1, reason=Reason.DIGEST_MISMATCH, detail="scripted")
-        finalize = parts.finalizer.finalize
-
-        async def reject_once(order: FinalizeOrder) -> tuple[e.CanonicalRowRef, ...] | FinalizeRejected:
-            if order.group_id == 0 and parts.finalizer.calls.count(0) == 1 and not lost:
-                parts.finalizer.calls.append(0)
-                return first
-            return await finalize(order)
-
-        parts.finalizer.finalize = reject_once  # type: ignore[method-assign]
-
-        def refuse(partition: Partition, keys: list[str]) -> None:
-            if partition is Partition.TRAINING and not lost and any(key.startswith("g0.") for key in keys):
-                lost.extend(keys)
-                raise DataPlaneError("scripted")
-
-        parts.data_plane.on_clear = refuse
-        for generation in range(3):
-            parts.pool.hold(1, generation, 1)  # group 0 alone, first
-
-    parts.prepare = script
-    config = run_config(rollout__max_live_groups=2)
-    life = await first_life(tmp_path / "run", config, parts)
-    await life.train_until(lambda p: 0 in p.groups and p.groups[0].phase is GroupPhase.FINALIZED)
-    for gate in parts.pool.gates.values():
-        gate.set()
-    await life.finish()  # the trainer reads every row that it is given
-    assert lost
-    assert life.p.train_step == 4
 
 
 async def test_more_epochs_are_trained_when_a_later_life_allows_them(tmp_path: Path):
