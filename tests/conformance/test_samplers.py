@@ -25,7 +25,15 @@ from kinlog.lineage.state import GroupPhase
 from kinlog.schemas import events as e
 from kinlog.schemas.reasons import Reason
 
-SAMPLERS = ["in_order", "windowed", "weight_fifo", "ready_first", "kinlog_conformance:AnyReady"]
+SAMPLERS: dict[str, dict[str, object]] = {
+    "in_order": {"sampler__name": "in_order"},
+    "in_order_shrinking": {"sampler__name": "in_order", "sampler__shortfall": "shrink"},
+    "windowed": {"sampler__name": "windowed"},
+    "windowed_freshest_first": {"sampler__name": "windowed", "sampler__freshest_first": True},
+    "weight_fifo": {"sampler__name": "weight_fifo"},
+    "ready_first": {"sampler__name": "ready_first"},
+    "ones_own": {"sampler__name": "kinlog_conformance:AnyReady"},
+}
 
 #: Each history, its groups drawn for the steps that a sampler in order would have drawn them for.
 HISTORIES: dict[str, tuple[Act, ...]] = {
@@ -79,7 +87,7 @@ def stepwise(history: str) -> dict[str, object]:
 @pytest.mark.parametrize("history", HISTORIES)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_sampler_restores_after_any_history_and_trains_to_the_end(sampler: str, history: str):
-    given = Given(*HISTORIES[history], sampler__name=sampler, **stepwise(history))
+    given = Given(*HISTORIES[history], **SAMPLERS[sampler], **stepwise(history))
     given.when(restarted(tail_rows=True)).when(living()).then(state={"train_step": 4})
 
 
@@ -87,18 +95,17 @@ def test_sampler_restores_after_any_history_and_trains_to_the_end(sampler: str, 
 @pytest.mark.parametrize("history", [h for h in HISTORIES if h != "nothing"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_sampler_goes_on_with_another_batch_size(sampler: str, history: str, batch: int):
-    given = Given(*HISTORIES[history], sampler__name=sampler, **stepwise(history))
+    given = Given(*HISTORIES[history], **SAMPLERS[sampler], **stepwise(history))
     given.when(restarted(tail_rows=True, trainer__groups_per_step=batch)).when(living()).then(
         state={"train_step": 4}
     )
 
 
 @pytest.mark.parametrize("now", SAMPLERS)
-@pytest.mark.parametrize("before", ["in_order", "weight_fifo"])
+@pytest.mark.parametrize("before", ["in_order", "in_order_shrinking", "weight_fifo"])
 def test_run_goes_on_with_another_sampler(before: str, now: str):
-    given = Given(sampler__name=before).when(living(until=lambda p: p.train_step >= 2))
-    # The bench's sampler is the configured one: it is made anew for each life.
-    given.when(restarted(sampler__name=now)).when(living()).then(state={"train_step": 4})
+    given = Given(**SAMPLERS[before]).when(living(until=lambda p: p.train_step >= 2))
+    given.when(restarted(**SAMPLERS[now])).when(living()).then(state={"train_step": 4})
 
 
 @pytest.mark.parametrize("leaves", [dropped(1), dropped(1, Reason.EVICTED), parked(1)])
@@ -109,17 +116,45 @@ def test_place_of_a_group_that_left_is_drawn_again_for_its_step(leaves: Act):
         leaves,
         sampler__name="in_order",
     ).when(living(until=lambda p: p.train_step >= 1))
-    done.then(events=[Like(e.StepApplied, train_step=1, group_ids=(0, 2))], only=(e.StepApplied,))
+    done.then(
+        events=[Like(e.StepApplied, train_step=1, group_ids=(0, 2))], only=(e.StepApplied, e.StepShrunk)
+    )
     assert done.of(e.GroupReserved)[0].train_step == 1
+
+
+@pytest.mark.parametrize("leaves", [dropped(1), dropped(1, Reason.EVICTED), parked(1)])
+def test_step_is_trained_without_a_group_that_left_and_says_so_when_that_is_the_policy(leaves: Act):
+    Given(
+        finalized(siblings=3, train_step=1),
+        generating(siblings=3, train_step=1),
+        leaves,
+        **SAMPLERS["in_order_shrinking"],
+    ).when(living(until=lambda p: p.train_step >= 1)).then(
+        events=[
+            e.StepShrunk(train_step=1, reason=Reason.SHORTFALL, expected_groups=2, found_groups=1),
+            Like(e.StepApplied, train_step=1, group_ids=(0,)),
+        ],
+        only=(e.StepShrunk, e.StepApplied),
+    )
+
+
+@pytest.mark.parametrize("sampler", ["in_order", "in_order_shrinking"])
+def test_step_all_of_whose_groups_left_is_drawn_again(sampler: str):
+    Given(*[generating(siblings=3, train_step=1)] * 2, dropped(0), parked(1), **SAMPLERS[sampler]).when(
+        restarted(), living()
+    ).then(state={"train_step": 4})
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_step_that_can_never_be_filled_is_trained_short_and_not_waited_for(sampler: str):
     done = Given(
-        dataset=FakeDataset(size=5), dataset__max_epochs=1, trainer__max_steps=9, sampler__name=sampler
+        dataset=FakeDataset(size=5), dataset__max_epochs=1, trainer__max_steps=9, **SAMPLERS[sampler]
     ).when(living())
     done.then(state={"train_step": 3, "alive_total": 0, "exhausted": True})
     assert [len(step.group_ids) for step in done.of(e.StepApplied)] == [2, 2, 1]
+    assert done.of(e.StepShrunk) == [
+        e.StepShrunk(train_step=3, reason=Reason.SHORTFALL, expected_groups=2, found_groups=1)
+    ]
 
 
 def two_seals_of_versions(oldest: int, other: int) -> Act:

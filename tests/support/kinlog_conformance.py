@@ -9,7 +9,6 @@ of it a drawn prompt is unaccounted for.
 """
 
 import asyncio
-import copy
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
@@ -140,7 +139,7 @@ class Outcome:
             assert re.search(raises[1], str(self._raised)), str(self._raised)
             assert self.unchanged or events is not None, "it was refused, and changed something"
         if events is not None:
-            assert self.of(*only) == list(events)
+            assert self.of(*only) == list(events), self.of(*only)
         for key, expected in (state or {}).items():
             if isinstance(key, str):
                 assert getattr(self.p, key) == expected, key
@@ -386,7 +385,7 @@ def checkpointed() -> Act:
 
     def act(bench: Bench) -> None:
         _put_expected(bench)
-        _saved(bench)[bench.p.train_step] = copy.deepcopy(bench.data_plane.rows)
+        _saved(bench)[bench.p.train_step] = _copied(bench.data_plane.rows)
         bench.story.checkpoint()
 
     return act
@@ -420,7 +419,7 @@ def restarted(
         found = p.checkpoints[-1] if p.checkpoints and not from_start else None
         data_plane = bench.data_plane
         rows = _saved(bench).get(found.train_step) if found is not None else None
-        rows = copy.deepcopy(data_plane.rows if tail_rows else rows or {part: {} for part in Partition})
+        rows = _copied(data_plane.rows if tail_rows else rows or {part: {} for part in Partition})
         for key in lose:
             assert sum(rows[part].pop(key, None) is not None for part in Partition) == 1, key
         for key in alter:
@@ -478,6 +477,10 @@ def _put_expected(bench: Bench) -> None:
     expected = expected_inventory(bench.p)
     bench.data_plane.rows[Partition.STAGING].update(expected.staging)
     bench.data_plane.rows[Partition.TRAINING].update(expected.training)
+
+
+def _copied(rows: Rows) -> Rows:
+    return {partition: dict(of_partition) for partition, of_partition in rows.items()}
 
 
 def _saved(bench: Bench) -> dict[int, Rows]:
@@ -603,7 +606,7 @@ class RowKeeper(Checkpointer):
         async with runtime.barrier.exclusive("checkpoint"):
             position = await runtime.ledger.position()
             step = bench.p.train_step
-            _saved(bench)[step] = copy.deepcopy(bench.data_plane.rows)
+            _saved(bench)[step] = _copied(bench.data_plane.rows)
         name = f"step_{step:06d}"
         kept = retain(
             bench.p,
