@@ -5,12 +5,15 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PACKAGES := schemas lineage replay controller workers
 
-.PHONY: demo test lint types contracts unit e2e clean
+.PHONY: demo test bench lint types contracts unit e2e clean
 
 demo: .venv/.train  ## train, kill, resume, train to the end, verify: about four minutes
 	$(BIN)/kinlog demo
 
 test: lint types contracts unit e2e  ## everything that CI checks
+
+bench: .venv/.train  ## figures side by side with what one would pick instead
+	$(BIN)/python bench/append.py
 
 lint: .venv/.dev
 	$(BIN)/ruff format --check .
