@@ -15,8 +15,8 @@ import msgspec
 
 from kinlog.controller.retention import newly_durable, retain
 from kinlog.controller.runtime import Runtime, clear_group_rows
-from kinlog.lineage.log import scan_log
 from kinlog.lineage.log_copy import copy_log
+from kinlog.lineage.scan import scan_log
 from kinlog.lineage.state import Projection, projection_digest
 from kinlog.lineage.store import Store, write_durably
 from kinlog.replay.checkpoints import MANIFEST_NAME, TEMPORARY_PREFIX, file_digest, read_manifest

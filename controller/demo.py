@@ -14,8 +14,8 @@ from typing import NamedTuple
 import psutil
 
 from kinlog.lineage.fold import fold
-from kinlog.lineage.log import scan_log
 from kinlog.lineage.run_directory import RunDirectory
+from kinlog.lineage.scan import scan_log
 from kinlog.lineage.state import GroupState, Projection
 from kinlog.schemas.errors import DemoFailedError, LogDamagedError, RunNotFoundError
 from kinlog.schemas.events import CheckpointCommitted

@@ -18,7 +18,7 @@ from kinlog.controller.inspection_text import (
     render_verification,
 )
 from kinlog.controller.samplers import build_sampler
-from kinlog.lineage.log import scan_log
+from kinlog.lineage.scan import scan_log
 from kinlog.lineage.state import GroupState, Projection
 from kinlog.replay.inspection import list_segments, locate_run
 from kinlog.replay.offline_plan import plan_offline

@@ -13,8 +13,8 @@ from kinlog.controller.protocols import DataPlane, Prompts
 from kinlog.controller.runtime import Runtime, clear_rows, rows_cleared_events
 from kinlog.controller.samplers import Sampler
 from kinlog.lineage.ledger import Cut
-from kinlog.lineage.log import LogScan
 from kinlog.lineage.run_directory import RunDirectory
+from kinlog.lineage.scan import LogScan
 from kinlog.lineage.state import Projection
 from kinlog.replay.inventory import Inventory
 from kinlog.replay.plan import RecoveryPlan, RecoveryPolicy, plan_recovery

@@ -24,8 +24,9 @@ from kinlog.controller.supervise import probe_health, supervise, watch_progress
 from kinlog.controller.train_pump import TrainPump
 from kinlog.controller.worker_budget import WorkerBudget
 from kinlog.lineage.ledger import Ledger
-from kinlog.lineage.log import OpenedLog, create_log, lock_log, open_log, scan_log
+from kinlog.lineage.log import OpenedLog, create_log, lock_log, open_log
 from kinlog.lineage.run_directory import RunDirectory
+from kinlog.lineage.scan import scan_log
 from kinlog.lineage.state import Projection
 from kinlog.lineage.store import LocalStore, replace_durably
 from kinlog.replay.report import RecoveryReport, build_report

@@ -25,7 +25,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
-from kinlog.lineage.segment import END_OF_STREAM, FrameEncoder, SegmentInfo, segment_name
+from kinlog.lineage.encoder import FrameEncoder
+from kinlog.lineage.segment import END_OF_STREAM, SegmentInfo, segment_name
 from kinlog.lineage.store import Store, StoredFile
 from kinlog.schemas.codec import EncodedEvent
 from kinlog.schemas.errors import LogWriteError, WriterFencedError

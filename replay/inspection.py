@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from kinlog.lineage.log import LogScan, StrayBytes
 from kinlog.lineage.run_directory import RunDirectory
+from kinlog.lineage.scan import LogScan, StrayBytes
 from kinlog.lineage.segment import SegmentEnd, SegmentScan, parse_segment_name, scan_segment, segment_name
 from kinlog.lineage.store import LocalStore
 from kinlog.schemas.errors import RunNotFoundError

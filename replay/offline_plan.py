@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from kinlog.lineage.log import LogScan
 from kinlog.lineage.run_directory import RunDirectory
+from kinlog.lineage.scan import LogScan
 from kinlog.lineage.state import GroupState, Projection
 from kinlog.replay.inspection import stray_content_bytes
 from kinlog.replay.inventory import expected_inventory

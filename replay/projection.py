@@ -7,7 +7,7 @@ import msgspec
 import zstandard
 
 from kinlog.lineage.fold import fold
-from kinlog.lineage.log import LogScan
+from kinlog.lineage.scan import LogScan
 from kinlog.lineage.state import Projection, decode_projection, encode_projection, projection_digest
 from kinlog.schemas.errors import CheckpointError
 from kinlog.schemas.events import RecordedEvent

@@ -11,7 +11,7 @@ from statistics import fmean
 import msgspec
 
 from kinlog.lineage.fold import fold
-from kinlog.lineage.log import LogScan
+from kinlog.lineage.scan import LogScan
 from kinlog.lineage.state import Projection
 from kinlog.replay.plain_text import (
     format_count,

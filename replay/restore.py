@@ -7,8 +7,8 @@ from typing import NamedTuple
 import pyarrow.compute as pc
 
 from kinlog.lineage.fold import fold
-from kinlog.lineage.log import LogScan, check_marks, scan_log
 from kinlog.lineage.run_directory import RunDirectory
+from kinlog.lineage.scan import LogScan, check_marks, scan_log
 from kinlog.lineage.state import Projection, decode_projection, encode_projection
 from kinlog.replay.checkpoints import FoundCheckpoint, find_checkpoints
 from kinlog.replay.inventory import expected_inventory

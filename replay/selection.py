@@ -7,8 +7,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kinlog.lineage.log import LogScan, ignorable_kinds
-from kinlog.lineage.segment import read_events
+from kinlog.lineage.reading import ignorable_kinds, read_events
+from kinlog.lineage.scan import LogScan
 from kinlog.schemas.events import RecordedEvent, RowsCleared, StepApplied, kind_of
 from kinlog.schemas.reasons import Reason
 

@@ -5,7 +5,7 @@ from collections import Counter
 import msgspec
 
 from kinlog.lineage.fold import fold
-from kinlog.lineage.log import LogScan
+from kinlog.lineage.scan import LogScan
 from kinlog.lineage.state import GroupPhase, Projection
 from kinlog.replay.lives import Life, LivesTally
 from kinlog.schemas import events as e

@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 
 from kinlog.lineage.fold import fold
-from kinlog.lineage.log import LogScan, StrayBytes, scan_log
 from kinlog.lineage.run_directory import RunDirectory
+from kinlog.lineage.scan import LogScan, StrayBytes, scan_log
 from kinlog.lineage.state import Projection, projection_digest
 from kinlog.replay.checkpoints import FoundCheckpoint, find_checkpoints
 from kinlog.replay.inspection import (

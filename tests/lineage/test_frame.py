@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from kinlog_builders import numbered, sealed_result
 from kinlog_strategies import any_events
 
+from kinlog.lineage.encoder import FrameEncoder
 from kinlog.lineage.frame import MAGIC, PLACEHOLDER, FrameHeader, seal_frame, verify_frame
-from kinlog.lineage.segment import FrameEncoder, SegmentInfo
+from kinlog.lineage.segment import SegmentInfo
 from kinlog.schemas import events as e
 from kinlog.schemas.codec import encode_event
 from kinlog.schemas.reasons import Reason

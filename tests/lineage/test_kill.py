@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kinlog_builders import numbered
 
-from kinlog.lineage.log import scan_log
+from kinlog.lineage.scan import scan_log
 
 SUPPORT = Path(sys.modules["kinlog_builders"].__file__).parent
 LIVES = 4

@@ -7,7 +7,7 @@ from kinlog_builders import FreeCut, ManualClock, Story, numbered, open_ledger, 
 from msgspec.structs import replace
 
 from kinlog.lineage.ledger import Ledger
-from kinlog.lineage.log import scan_log
+from kinlog.lineage.scan import scan_log
 from kinlog.lineage.state import Projection, encode_projection, projection_digest
 from kinlog.replay.projection import project
 from kinlog.schemas import events as e

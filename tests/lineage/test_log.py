@@ -18,7 +18,8 @@ from kinlog_builders import (
 )
 from kinlog_stores import Failing, FaultyStore, Gate, MemoryStore
 
-from kinlog.lineage.log import LOCK_NAME, QUARANTINE_NAME, lock_log, scan_log
+from kinlog.lineage.log import LOCK_NAME, QUARANTINE_NAME, lock_log
+from kinlog.lineage.scan import scan_log
 from kinlog.lineage.segment import SegmentEnd, segment_name
 from kinlog.schemas import events as e
 from kinlog.schemas.codec import encode_event

@@ -8,8 +8,8 @@ import pytest
 from kinlog_builders import append_now, directory_bytes, log_settings, new_log, numbered, reopened
 from kinlog_stores import MemoryStore
 
-from kinlog.lineage import log as log_module
-from kinlog.lineage.log import LogScan, scan_log
+from kinlog.lineage import scan as scan_module
+from kinlog.lineage.scan import LogScan, scan_log
 from kinlog.lineage.segment import END_OF_STREAM, SegmentEnd, scan_segment, segment_name
 from kinlog.schemas import events as e
 from kinlog.schemas.errors import LogDamagedError, RunNotFoundError
@@ -75,7 +75,7 @@ class Oracle:
         if monkeypatch is not None:
             intact = {content: scan_segment(memoryview(content)) for content in files.values()}
             monkeypatch.setattr(
-                log_module, "scan_segment", lambda data: intact.get(bytes(data)) or scan_segment(data)
+                scan_module, "scan_segment", lambda data: intact.get(bytes(data)) or scan_segment(data)
             )
         self.files = files
         self.records = told(files)

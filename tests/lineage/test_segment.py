@@ -9,16 +9,15 @@ from kinlog_builders import numbered
 from kinlog_strategies import any_events
 
 from kinlog.lineage import segment
+from kinlog.lineage.encoder import FrameEncoder
 from kinlog.lineage.fold import fold
+from kinlog.lineage.reading import read_batches, read_events
 from kinlog.lineage.segment import (
     END_OF_STREAM,
     FORMAT_VERSION,
-    FrameEncoder,
     SegmentEnd,
     SegmentInfo,
     parse_segment_name,
-    read_batches,
-    read_events,
     scan_segment,
     segment_name,
 )

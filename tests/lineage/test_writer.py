@@ -8,7 +8,7 @@ import pytest
 from kinlog_builders import append_now, log_settings, new_log, numbered, reopened, sealed_result
 from kinlog_stores import Failing, FaultyStore, Gate
 
-from kinlog.lineage.log import scan_log
+from kinlog.lineage.scan import scan_log
 from kinlog.lineage.segment import SegmentEnd, segment_name
 from kinlog.lineage.writer import LogWriter, WriterStart
 from kinlog.schemas import events as e

@@ -6,7 +6,7 @@ import pytest
 from kinlog_builders import append_now, new_log, numbered, reopened
 from kinlog_run_fixtures import small_run
 
-from kinlog.lineage.log import scan_log
+from kinlog.lineage.scan import scan_log
 from kinlog.lineage.segment import scan_segment, segment_name
 from kinlog.replay.inspection import SegmentState, list_segments, locate_run, survey_segments
 from kinlog.schemas.errors import RunNotFoundError, WriterFencedError

@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 from kinlog_builders import open_ledger, story
 
-from kinlog.lineage.log import scan_log
+from kinlog.lineage.scan import scan_log
 from kinlog.lineage.state import Projection, encode_projection, projection_digest
 from kinlog.replay.projection import project, read_snapshot, replay, write_snapshot_bytes
 from kinlog.schemas.errors import CheckpointError, TransitionError

@@ -7,7 +7,7 @@ import pytest
 from kinlog_builders import Story, append_now, new_log, prompt_ref
 from kinlog_run_fixtures import Chance, DiskRun, small_run
 
-from kinlog.lineage.log import scan_log
+from kinlog.lineage.scan import scan_log
 from kinlog.replay.proof import Proof, prove, render_proof
 from kinlog.schemas import events as e
 from kinlog.schemas.reasons import Granularity, Reason

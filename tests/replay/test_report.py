@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from kinlog_run_fixtures import Chance, DiskRun, small_run
 
-from kinlog.lineage.log import scan_log
+from kinlog.lineage.scan import scan_log
 from kinlog.replay.offline_plan import OfflinePlan, plan_offline
 from kinlog.replay.plan import RecoveryPolicy
 from kinlog.replay.projection import project

@@ -9,8 +9,8 @@ import pytest
 from kinlog_builders import DATASET, LOG_ID, RUN_ID, Story, open_ledger
 
 from kinlog.lineage.ledger import Ledger
-from kinlog.lineage.log import scan_log
 from kinlog.lineage.run_directory import RunDirectory
+from kinlog.lineage.scan import scan_log
 from kinlog.lineage.state import GroupPhase, projection_digest
 from kinlog.replay.checkpoints import MANIFEST_NAME, file_digest
 from kinlog.replay.inventory import expected_inventory

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from kinlog_run_fixtures import Chance, DiskRun
 
-from kinlog.lineage.log import LogScan, scan_log
+from kinlog.lineage.scan import LogScan, scan_log
 from kinlog.replay.selection import EventFilter, select_events
 from kinlog.schemas.events import RecordedEvent, RowsCleared, StepApplied, kind_of
 from kinlog.schemas.reasons import Reason

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from kinlog_run_fixtures import Chance, DiskRun, small_run
 
-from kinlog.lineage.log import scan_log
+from kinlog.lineage.scan import scan_log
 from kinlog.replay.lives import LifeEnd
 from kinlog.replay.projection import project
 from kinlog.replay.statistics import collect_statistics

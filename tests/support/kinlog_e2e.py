@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 from kinlog.controller.demo import kill_tree
-from kinlog.lineage.log import scan_log
 from kinlog.lineage.run_directory import RunDirectory
+from kinlog.lineage.scan import scan_log
 from kinlog.schemas.errors import LogDamagedError, RunNotFoundError
 from kinlog.schemas.events import RecordedEvent
 

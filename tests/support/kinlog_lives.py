@@ -10,8 +10,8 @@ import msgspec
 from kinlog_fake_parts import FakeParts
 
 from kinlog.controller.single_controller import SingleController
-from kinlog.lineage.log import scan_log
 from kinlog.lineage.run_directory import RunDirectory
+from kinlog.lineage.scan import scan_log
 from kinlog.lineage.state import Projection
 from kinlog.replay.projection import project
 from kinlog.replay.report import RecoveryReport
