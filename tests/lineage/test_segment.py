@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kinlog_builders import numbered
 from kinlog_strategies import any_events
 
-from kinlog.lineage import encoder
+from kinlog.lineage import encoder as encoder_module
 from kinlog.lineage.encoder import FrameEncoder
 from kinlog.lineage.fold import fold
 from kinlog.lineage.reading import read_batches, read_events
@@ -168,11 +168,11 @@ def segment_of_a_newer_writer(monkeypatch: pytest.MonkeyPatch, *, ignorable: boo
     """A segment whose second event is of a kind that this version does not know."""
     names = [*e.EVENT_TYPES, "weather_observed"]
     with monkeypatch.context() as newer:
-        newer.setattr(encoder, "_KIND_DICTIONARY", pa.array(names, pa.utf8()))
-        newer.setattr(encoder, "_KIND_CODE", {name: code for code, name in enumerate(names)})
+        newer.setattr(encoder_module, "_KIND_DICTIONARY", pa.array(names, pa.utf8()))
+        newer.setattr(encoder_module, "_KIND_CODE", {name: code for code, name in enumerate(names)})
         if ignorable:
             fake = type("Weather", (), {"IGNORABLE": True})
-            newer.setattr(encoder, "EVENT_TYPES", {**e.EVENT_TYPES, "weather_observed": fake})
+            newer.setattr(encoder_module, "EVENT_TYPES", {**e.EVENT_TYPES, "weather_observed": fake})
         encoder = FrameEncoder(info_of(), 1 << 20)
         known = [encode_event(numbered(1)), encode_event(numbered(2))]
         strange = encode_event(e.GroupAdmitted(group_id=4))._replace(kind="weather_observed")
