@@ -61,7 +61,6 @@ class GroupDriver:
 
     async def drive(self, group_id: int) -> None:
         """Bring a group to ``finalized``, or see it leave."""
-        finalize_failures = 0
         while (group := self._live(group_id)) is not None:
             match group.phase:
                 case GroupPhase.RESERVED:
@@ -74,7 +73,7 @@ class GroupDriver:
                     else:
                         await self._run_siblings(group)
                 case GroupPhase.READY | GroupPhase.FINALIZING:
-                    finalize_failures = await self._finalize(group_id, finalize_failures)
+                    await self._finalize(group_id)
                 case _:
                     return
 
@@ -335,44 +334,57 @@ class GroupDriver:
 
     # ---- finalize -----------------------------------------------------------------------------------------------
 
-    async def _finalize(self, group_id: int, failures: int) -> int:
-        """Publish a group's canonical rows. Returns how often in a row that has come to nothing."""
+    async def _finalize(self, group_id: int) -> None:
+        """Publish a group's canonical rows, once; what comes to nothing is recorded."""
         runtime = self._runtime
         await runtime.finalizer.available()
         async with runtime.barrier.cut("finalize") as cut:
             group = self._live(group_id)
             if group is None:
-                return failures
+                return
             ticket = runtime.ledger.commit(cut, FinalizeStarted(group_id=group_id))
         await ticket.durable()
         sealed = tuple(s.sealed for _, s in sorted(group.siblings.items()) if s.sealed is not None)
         order = FinalizeOrder(group_id=group_id, prompt=group.prompt, siblings=sealed)
-        spent = failures >= runtime.config.rollout.max_infrastructure_retries
         # Outside of any cut: a checkpoint must not wait for a remote call.
         try:
             async with asyncio.timeout(2 * runtime.config.data_plane.call_timeout_s + _GRACE_S):
                 answer = await runtime.finalizer.finalize(order)
         except (WorkerLostError, DataPlaneError, TimeoutError) as error:
-            # The outcome is unknown. Canonical keys follow from identity, so driving it again publishes the same rows.
-            if not spent:
-                await self._pause(failures + 1)
-                return failures + 1
-            async with runtime.barrier.cut("park") as cut:
-                if self._live(group_id) is not None:
-                    await self._park(cut, group, f"finalized {failures + 1} times without an answer: {error}")
-                    await self._clear_unanswered(cut, group_id, sealed)
-            return failures + 1
+            await self._finalize_unanswered(group_id, sealed, error)
+            return
         async with runtime.barrier.cut("finalized") as cut:
             if isinstance(answer, FinalizeRejected):
                 if self._live(group_id) is not None:
-                    await self._reject_finalize(cut, group, answer, spent=spent)
+                    await self._reject_finalize(cut, group, answer)
                     await self._clear_unanswered(cut, group_id, sealed)
-                return failures + 1
-            if self._live(group_id) is None:
+            elif self._live(group_id) is None:
                 await self._clear_published(cut, group, answer)
             else:
                 await self._record_finalized(cut, group, answer)
-        return 0
+
+    async def _finalize_unanswered(
+        self, group_id: int, sealed: Sequence[SiblingSealed], error: Exception
+    ) -> None:
+        """Record a finalize whose outcome is unknown, and wait before it is driven again, or park the group.
+
+        Canonical keys follow from identity: driving it again publishes the same rows.
+        """
+        reason = Reason.WORKER_LOST if isinstance(error, WorkerLostError) else Reason.INFRASTRUCTURE_FAILURE
+        if isinstance(error, TimeoutError):
+            reason = Reason.TIMEOUT
+        async with self._runtime.barrier.cut("finalize_failed") as cut:
+            group = self._live(group_id)
+            if group is None:
+                return
+            failed = FinalizeFailed(group_id=group_id, reason=reason, charged=True, detail=str(error)[:500])
+            if decide.finalize_budget_spent(group):
+                tries = group.finalize_failures + 1
+                await self._park(cut, group, f"finalized {tries} times without an answer: {error}", failed)
+                await self._clear_unanswered(cut, group_id, sealed)
+                return
+            self._runtime.ledger.commit(cut, failed)
+        await self._pause(group.finalize_failures)
 
     async def _record_finalized(self, cut: Cut, group: GroupState, rows: tuple[CanonicalRowRef, ...]) -> None:
         runtime, group_id = self._runtime, group.group_id
@@ -404,16 +416,16 @@ class GroupDriver:
         keys = [canonical_key(group_id, result.generation, result.attempt) for result in sealed]
         await clear_rows(self._runtime, cut, Partition.TRAINING, keys)
 
-    async def _reject_finalize(
-        self, cut: Cut, group: GroupState, answer: FinalizeRejected, *, spent: bool
-    ) -> None:
+    async def _reject_finalize(self, cut: Cut, group: GroupState, answer: FinalizeRejected) -> None:
         """Have what is no good generated again, or park the group when that has been tried often enough."""
-        failed = FinalizeFailed(group_id=answer.group_id, reason=answer.reason, detail=answer.detail[:500])
+        failed = FinalizeFailed(
+            group_id=answer.group_id, reason=answer.reason, charged=True, detail=answer.detail[:500]
+        )
         superseded = decide.supersede_attempt(
             self._runtime.projection, answer.group_id, answer.generation, answer.reason, answer.detail
         )
         keys = [key for event in superseded for key in staged_rows(group, group.siblings[event.generation])]
-        if spent:
+        if decide.finalize_budget_spent(group):
             detail = f"generation {answer.generation}: {answer.reason}: {answer.detail}"
             await self._park(cut, group, detail, failed, *superseded)
         else:

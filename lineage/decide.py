@@ -26,6 +26,7 @@ __all__ = [
     "supersede_attempt",
     "seal_placeholder",
     "retry_budget_spent",
+    "finalize_budget_spent",
 ]
 
 
@@ -266,6 +267,11 @@ def retry_budget_spent(group: GroupState, sibling: SiblingState, reason: Reason)
     if reason in DATA_REASONS:
         return sibling.data_failures >= group.retry_budget.data
     return False
+
+
+def finalize_budget_spent(group: GroupState) -> bool:
+    """Whether one more finalize that comes to nothing is more than the group's budget allows."""
+    return group.finalize_failures >= group.retry_budget.infrastructure
 
 
 def _alive(p: Projection, group_id: int) -> GroupState:

@@ -197,6 +197,7 @@ def _group_finalized(p: Projection, event: e.GroupFinalized, seq: int) -> None:
     group.rows = event.rows
     group.valid_fraction = event.valid_fraction
     group.finalized_seq = seq
+    group.finalize_failures = 0
 
 
 def _finalize_failed(p: Projection, event: e.FinalizeFailed, seq: int) -> None:
@@ -205,6 +206,7 @@ def _finalize_failed(p: Projection, event: e.FinalizeFailed, seq: int) -> None:
     group.rows = ()
     group.valid_fraction = 0.0
     group.finalized_seq = 0
+    group.finalize_failures += event.charged
 
 
 def _group_claimed(p: Projection, event: e.GroupClaimed, seq: int) -> None:

@@ -81,6 +81,8 @@ class GroupState(msgspec.Struct):
     rows: tuple[CanonicalRowRef, ...] = ()
     finalized_seq: int = 0
     valid_fraction: float = 0.0
+    finalize_failures: int = 0
+    """Finalizes in a row that came to nothing, over all lives, as far as they are charged to the group."""
     claimed_step: int | None = None
     parked_reason: Reason | None = None
 

@@ -172,7 +172,7 @@ class _Draft:
             if problems and group.finalized_seq <= self.promised_seq:
                 self.missing_promised.extend(problems)
             reason = problems[0].reason if problems else Reason.FUTURE_WEIGHTS
-            self.finalize_failed.append(FinalizeFailed(group_id=group.group_id, reason=reason))
+            self.finalize_failed.append(FinalizeFailed(group_id=group.group_id, reason=reason, charged=False))
         self._plan_siblings(group)
 
     def _plan_siblings(self, group: GroupState) -> None:
@@ -214,7 +214,7 @@ class _Draft:
         )
         if group.phase is GroupPhase.FINALIZING and given_up:
             reason = next(iter(given_up.values())).reason
-            self.finalize_failed.append(FinalizeFailed(group_id=group.group_id, reason=reason))
+            self.finalize_failed.append(FinalizeFailed(group_id=group.group_id, reason=reason, charged=False))
         elif group.phase is GroupPhase.FINALIZING:
             self.refinalized.append(group.group_id)
             self.referenced.update(

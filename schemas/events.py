@@ -232,10 +232,18 @@ class GroupFinalized(Event, frozen=True, kw_only=True):
 
 
 class FinalizeFailed(Event, frozen=True, kw_only=True):
-    """The group has no canonical rows: the finalizer failed, or what it published is gone."""
+    """The group has no canonical rows that the log knows of: the finalizer refused or never answered, or what it
+    published is gone.
+
+    Version 1 had no ``charged``: nothing was counted.
+    """
+
+    VERSION: ClassVar[int] = 2
 
     group_id: int
     reason: Reason
+    charged: bool
+    """Whether this counts against the group's infrastructure budget. A restart's own findings do not."""
     detail: str = ""
 
 

@@ -22,8 +22,15 @@ class PastVersion:
         self.step = step
 
 
-#: (kind, version) -> how to read it. Empty while every event is at its first version.
-PAST_VERSIONS: Mapping[tuple[str, int], PastVersion] = {}
+def _finalize_failed_1(fields: Fields) -> Fields:
+    """Version 1 counted no failed finalize against any budget."""
+    return {**fields, "charged": False}
+
+
+#: (kind, version) -> how to read it.
+PAST_VERSIONS: Mapping[tuple[str, int], PastVersion] = {
+    ("finalize_failed", 1): PastVersion(("detail",), _finalize_failed_1),
+}
 
 
 def upcast(

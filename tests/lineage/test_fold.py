@@ -200,11 +200,11 @@ def test_failed_finalize_leaves_the_group_ready(told):
     group = told.ready()
     refused(
         told,
-        e.FinalizeFailed(group_id=group, reason=Reason.TIMEOUT),
+        e.FinalizeFailed(charged=True, group_id=group, reason=Reason.TIMEOUT),
         "expected phase finalized or finalizing",
     )
     told.start_finalize(group)
-    told.commit(e.FinalizeFailed(group_id=group, reason=Reason.TIMEOUT))
+    told.commit(e.FinalizeFailed(charged=True, group_id=group, reason=Reason.TIMEOUT))
     state = told.group(group)
     assert (state.phase, state.rows, state.finalized_seq, state.valid_fraction) == (
         GroupPhase.READY,

@@ -187,7 +187,7 @@ class RunAgainstModel(RuleBasedStateMachine):
         if outcome == "lost":
             self.groups[group_id].status = "finalizing"
         elif outcome == "failed":
-            self.told.commit(e.FinalizeFailed(group_id=group_id, reason=Reason.TIMEOUT))
+            self.told.commit(e.FinalizeFailed(charged=True, group_id=group_id, reason=Reason.TIMEOUT))
             self.groups[group_id].status = "ready"
         else:
             self.told.finish_finalize(group_id)

@@ -371,7 +371,7 @@ def _finalize_some(told: Story, chance: random.Random, groups: int, siblings: in
             told.start_finalize(group.group_id)
         elif group.phase is GroupPhase.FINALIZING:
             if chance.random() < 0.2:
-                told.commit(e.FinalizeFailed(group_id=group.group_id, reason=Reason.TIMEOUT))
+                told.commit(e.FinalizeFailed(charged=True, group_id=group.group_id, reason=Reason.TIMEOUT))
             else:
                 told.finish_finalize(group.group_id)
 

@@ -31,6 +31,8 @@ def _of(annotation: Any, name: str = "") -> st.SearchStrategy[Any]:
         return st.sampled_from(annotation)
     if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
         return _struct(annotation)
+    if annotation is bool:
+        return st.booleans()
     if annotation is float:
         return st.floats(allow_nan=False)
     if annotation is str:
