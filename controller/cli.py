@@ -76,7 +76,14 @@ def cli() -> None:
     "--checkpoint",
     help="With --resume: go back to this one, or to 'start', instead of the newest usable one.",
 )
-def train_command(config: Path, resume: bool, run_dir: Path | None, checkpoint: str | None) -> None:
+@click.option(
+    "--discard-rollouts",
+    is_flag=True,
+    help="With --resume: keep every prompt, and generate again what was not trained on yet.",
+)
+def train_command(
+    config: Path, resume: bool, run_dir: Path | None, checkpoint: str | None, discard_rollouts: bool
+) -> None:
     """Train as the YAML file CONFIG says.
 
     \b
@@ -86,8 +93,14 @@ def train_command(config: Path, resume: bool, run_dir: Path | None, checkpoint: 
     """
     if checkpoint is not None and not resume:
         raise click.UsageError("--checkpoint says where to resume from: it goes with --resume")
+    if discard_rollouts and not resume:
+        raise click.UsageError(
+            "--discard-rollouts says what to do with restored rollouts: it goes with --resume"
+        )
     load_config(config)  # a misspelt key is told at once, not after the training stack is imported
-    status: int = _runtime("launch").train(config, resume=resume, run_dir=run_dir, checkpoint=checkpoint)
+    status: int = _runtime("launch").train(
+        config, resume=resume, run_dir=run_dir, checkpoint=checkpoint, discard_rollouts=discard_rollouts
+    )
     click.get_current_context().exit(status)
 
 

@@ -227,6 +227,11 @@ def verify_command(run: Path, as_json: bool) -> None:
     "--future-weights", type=click.Choice(["reuse", "discard"]), help="Instead of the configuration's choice."
 )
 @click.option(
+    "--discard-rollouts",
+    is_flag=True,
+    help="As if everything that was not trained on yet were generated again.",
+)
+@click.option(
     "--siblings", is_flag=True, help="Also list everything redone or dropped, one by one, with the reason."
 )
 def plan_command(
@@ -235,6 +240,7 @@ def plan_command(
     checkpoint: str | None,
     missing_rows: Literal["refuse", "redispatch"] | None,
     future_weights: Literal["reuse", "discard"] | None,
+    discard_rollouts: bool,
     siblings: bool,
 ) -> None:
     """Show what a restart would do now, and why. Changes nothing.
@@ -254,6 +260,7 @@ def plan_command(
         policy=RecoveryPolicy(
             missing_rows=missing_rows or defaults.missing_rows,
             future_weights=future_weights or defaults.future_weights,
+            discard_rollouts=discard_rollouts,
         ),
         checkpoint=checkpoint,
         is_stale=_staleness(config) if config is not None else None,

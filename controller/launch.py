@@ -54,8 +54,8 @@ class ControllerActor:
     async def start(self) -> None:
         await self._controller.start()
 
-    async def resume(self, checkpoint: str | None) -> RecoveryReport:
-        return await self._controller.resume(checkpoint=checkpoint)
+    async def resume(self, checkpoint: str | None, discard_rollouts: bool) -> RecoveryReport:
+        return await self._controller.resume(checkpoint=checkpoint, discard_rollouts=discard_rollouts)
 
     async def run(self) -> None:
         await self._controller.run()
@@ -87,7 +87,12 @@ class ControllerActor:
 
 
 def train(
-    config_path: Path, *, resume: bool, run_dir: Path | None = None, checkpoint: str | None = None
+    config_path: Path,
+    *,
+    resume: bool,
+    run_dir: Path | None = None,
+    checkpoint: str | None = None,
+    discard_rollouts: bool = False,
 ) -> int:
     """Start a run, or resume it, and watch it to its end. Prints progress. Returns the exit code.
 
@@ -101,6 +106,8 @@ def train(
         Where the run lives; by default the configuration's ``run_dir``.
     checkpoint:
         With ``resume``: an explicit checkpoint to go back to, or ``start``.
+    discard_rollouts:
+        With ``resume``: keep every prompt, and have what was generated and not trained on generated again.
 
     Raises
     ------
@@ -119,7 +126,7 @@ def train(
         actor: Any = (
             ray.remote(ControllerActor).options(num_cpus=0, max_concurrency=64).remote(config, directory.path)
         )
-        return _watch(actor, resume=resume, checkpoint=checkpoint)
+        return _watch(actor, resume=resume, checkpoint=checkpoint, discard_rollouts=discard_rollouts)
 
 
 def _check_run(directory: RunDirectory, *, resume: bool) -> None:
@@ -149,11 +156,11 @@ def _check_run(directory: RunDirectory, *, resume: bool) -> None:
     _say(f"run {scan.run_id} in {directory.path}: log verified up to seq {scan.end.seq}")
 
 
-def _watch(actor: Any, *, resume: bool, checkpoint: str | None) -> int:
+def _watch(actor: Any, *, resume: bool, checkpoint: str | None, discard_rollouts: bool) -> int:
     cleanly = False
     try:
         if resume:
-            report = _get(actor.resume.remote(checkpoint))
+            report = _get(actor.resume.remote(checkpoint, discard_rollouts))
             _say(render_report(report))
         else:
             _get(actor.start.remote())

@@ -63,6 +63,7 @@ async def restore_data_plane(
     scan: LogScan,
     *,
     wanted: str | None,
+    discard_rollouts: bool,
     start_data_plane: Callable[[], Awaitable[DataPlane]],
     prompts: Prompts,
     sampler: Sampler,
@@ -100,7 +101,12 @@ async def restore_data_plane(
                     await data_plane.load(
                         point.path / DATA_PLANE_NAME, timeout_s=config.checkpointing.timeout_s
                     )
-            return await _plan(config, point, data_plane, prompts, sampler, times)
+            policy = RecoveryPolicy(
+                missing_rows=config.rollout_recovery.missing_rows,
+                future_weights=config.rollout_recovery.future_weights,
+                discard_rollouts=discard_rollouts,
+            )
+            return await _plan(config, policy, point, data_plane, prompts, sampler, times)
         except DataPlaneTimeoutError:
             await data_plane.close()
             raise
@@ -131,6 +137,7 @@ def _refuse_unfit(name: str, manifest: Manifest, config: RunConfig, dataset_fing
 
 async def _plan(
     config: RunConfig,
+    policy: RecoveryPolicy,
     point: RestorePoint,
     data_plane: DataPlane,
     prompts: Prompts,
@@ -158,10 +165,7 @@ async def _plan(
             inventory,
             checkpoint=point.name,
             promised=point.manifest.position if point.manifest is not None else None,
-            policy=RecoveryPolicy(
-                missing_rows=config.rollout_recovery.missing_rows,
-                future_weights=config.rollout_recovery.future_weights,
-            ),
+            policy=policy,
             is_stale=lambda group: sampler.is_stale(restored, group),
         )
     return Restored(point, restored, data_plane, plan)

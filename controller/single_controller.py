@@ -150,13 +150,17 @@ class SingleController:
             self._directory.log, writer_version=self._version, settings=self._config.log, store=self._store
         )
 
-    async def resume(self, *, checkpoint: str | None = None) -> RecoveryReport:
+    async def resume(
+        self, *, checkpoint: str | None = None, discard_rollouts: bool = False
+    ) -> RecoveryReport:
         """Go on from wherever the run died, and say what that meant.
 
         Parameters
         ----------
         checkpoint:
             An explicit checkpoint to go back to, or ``start``; by default the newest usable one.
+        discard_rollouts:
+            Keep every prompt, and have what was generated and not trained on generated again by the restored weights.
 
         Raises
         ------
@@ -179,6 +183,7 @@ class SingleController:
                 self._directory,
                 scan,
                 wanted=checkpoint,
+                discard_rollouts=discard_rollouts,
                 start_data_plane=self._parts.start_data_plane,
                 prompts=self._prompts,
                 sampler=self._sampler,

@@ -23,6 +23,7 @@ from kinlog.schemas.events import (
 )
 from kinlog.schemas.reasons import Granularity, Partition, Reason
 from kinlog.schemas.receipts import canonical_key
+from kinlog.schemas.rows import RowTag
 
 __all__ = ["RecoveryPolicy", "RecoveryPlan", "SiblingRef", "plan_recovery"]
 
@@ -32,6 +33,8 @@ class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     missing_rows: Literal["refuse", "redispatch"] = "refuse"
     future_weights: Literal["reuse", "discard"] = "reuse"
+    discard_rollouts: bool = False
+    """Keep every prompt, and have all that was generated for it, and not trained on, generated again."""
 
 
 class SiblingRef(msgspec.Struct, frozen=True):
@@ -156,15 +159,16 @@ class _Draft:
         self.referenced: set[str] = set()
 
     def plan_group(self, group: GroupState, stale: bool) -> None:
-        if stale:
+        if stale and not (self.policy.discard_rollouts and group.train_step is None):
+            # What is generated again is as fresh as the weights; a group of a step that is past stays late.
             self.dropped.append(
                 GroupDropped(group_id=group.group_id, reason=Reason.STALE, detail="at restart")
             )
             return
         if group.phase is GroupPhase.FINALIZED:
             expected = canonical_rows(group)
-            problems = compare_rows(expected, self.inventory.training)
-            if not problems and not self._future(group):
+            problems = self._compare(expected, self.inventory.training)
+            if not problems and not self._future(group) and not self.policy.discard_rollouts:
                 self.referenced.update(expected)
                 self.finalized.append(group.group_id)
                 self._reuse(group, set(group.siblings))
@@ -172,6 +176,8 @@ class _Draft:
             if problems and group.finalized_seq <= self.promised_seq:
                 self.missing_promised.extend(problems)
             reason = problems[0].reason if problems else Reason.FUTURE_WEIGHTS
+            if self.policy.discard_rollouts:
+                reason = Reason.DISCARDED_BY_REQUEST
             self.finalize_failed.append(FinalizeFailed(group_id=group.group_id, reason=reason, charged=False))
         self._plan_siblings(group)
 
@@ -185,8 +191,10 @@ class _Draft:
             elif sibling.sealed is not None:
                 expected = staged_rows(group, sibling)
                 kept_rows[generation] = set(expected)
-                problems = compare_rows(expected, self.inventory.staging)
-                if problems:
+                problems = self._compare(expected, self.inventory.staging)
+                if self.policy.discard_rollouts:
+                    reason = Reason.DISCARDED_BY_REQUEST
+                elif problems:
                     reason, detail = problems[0].reason, problems[0].key
                     # A group that was finalized at the checkpoint is promised by its canonical rows instead.
                     if (
@@ -231,6 +239,10 @@ class _Draft:
                 self.reused.append(
                     SiblingRef(group.group_id, generation, sealed.attempt, sealed.completion_tokens)
                 )
+
+    def _compare(self, expected: dict[str, RowTag], found: dict[str, RowTag]) -> tuple[RowProblem, ...]:
+        """Compare rows, unless all are given up anyway: then none is missed."""
+        return () if self.policy.discard_rollouts else compare_rows(expected, found)
 
     def _future(self, group: GroupState) -> bool:
         return any(

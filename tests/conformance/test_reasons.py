@@ -31,9 +31,9 @@ from kinlog.schemas import events as e
 from kinlog.schemas.reasons import Reason, Validity
 from kinlog.schemas.receipts import staging_key
 
-#: Nothing in the product gives these yet: no part of a controller evicts a group, and there is no choice to discard
-#: tokens and keep ownership. Whoever adds one gives it a scenario here.
-NOT_GIVEN_YET = {Reason.EVICTED, Reason.DISCARDED_BY_REQUEST}
+#: Nothing in the product gives these yet: no part of a controller evicts a group. Whoever adds one gives it a scenario
+#: here.
+NOT_GIVEN_YET = {Reason.EVICTED}
 
 #: Each ends in an event with its reason, by a decision of the product's own.
 SCENARIOS = {
@@ -55,6 +55,9 @@ SCENARIOS = {
     Reason.FUTURE_WEIGHTS: lambda: Given(
         checkpointed(), finalized(), trained(0), ready(), rollout_recovery__future_weights="discard"
     ).when(restarted(tail_rows=True)),
+    Reason.DISCARDED_BY_REQUEST: lambda: Given(ready(), checkpointed()).when(
+        restarted(discard_rollouts=True)
+    ),
     Reason.RETRY_BUDGET: lambda: Given(reserved(budget=e.RetryBudget(0, 0)), worker_fails(0, 1, 1)).when(
         driven(0)
     ),

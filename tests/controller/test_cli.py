@@ -233,29 +233,33 @@ def _launch(monkeypatch: pytest.MonkeyPatch, train: object) -> None:
 def test_train_passes_its_arguments_on_and_returns_the_status(monkeypatch: pytest.MonkeyPatch, config: Path):
     calls: list[object] = []
 
-    def train(path: Path, *, resume: bool, run_dir: Path | None, checkpoint: str | None) -> int:
-        calls.append((path, resume, run_dir, checkpoint))
+    def train(path: Path, **choices: object) -> int:
+        calls.append((path, choices))
         return 21
 
     _launch(monkeypatch, train)
     assert _kinlog("train", str(config)).exit_code == 21
     assert _kinlog("train", str(config), "--resume", "--run-dir", "here").exit_code == 21
     assert _kinlog("train", str(config), "--resume", "--checkpoint", "start").exit_code == 21
+    assert _kinlog("train", str(config), "--resume", "--discard-rollouts").exit_code == 21
+    nothing = {"resume": False, "run_dir": None, "checkpoint": None, "discard_rollouts": False}
     assert calls == [
-        (config, False, None, None),
-        (config, True, Path("here"), None),
-        (config, True, None, "start"),
+        (config, nothing),
+        (config, nothing | {"resume": True, "run_dir": Path("here")}),
+        (config, nothing | {"resume": True, "checkpoint": "start"}),
+        (config, nothing | {"resume": True, "discard_rollouts": True}),
     ]
 
 
-def test_a_checkpoint_to_start_a_new_run_from_is_wrong_usage(config: Path):
-    result = _kinlog("train", str(config), "--checkpoint", "step_000001")
+@pytest.mark.parametrize("choice", [("--checkpoint", "step_000001"), ("--discard-rollouts",)])
+def test_choices_about_a_restart_are_wrong_usage_for_a_new_run(config: Path, choice: tuple[str, ...]):
+    result = _kinlog("train", str(config), *choice)
     assert result.exit_code == 2
     assert "goes with --resume" in result.stderr
 
 
 def test_an_error_of_the_run_ends_with_its_exit_code(monkeypatch: pytest.MonkeyPatch, config: Path):
-    def train(path: Path, *, resume: bool, run_dir: Path | None, checkpoint: str | None) -> int:
+    def train(path: Path, **choices: object) -> int:
         raise RunExistsError("there is one already")
 
     _launch(monkeypatch, train)
@@ -265,7 +269,7 @@ def test_an_error_of_the_run_ends_with_its_exit_code(monkeypatch: pytest.MonkeyP
 
 
 def test_a_bug_is_not_dressed_up_as_an_error_of_the_user(monkeypatch: pytest.MonkeyPatch, config: Path):
-    def train(path: Path, *, resume: bool, run_dir: Path | None, checkpoint: str | None) -> int:
+    def train(path: Path, **choices: object) -> int:
         raise KeyError("bug")
 
     _launch(monkeypatch, train)
@@ -273,7 +277,7 @@ def test_a_bug_is_not_dressed_up_as_an_error_of_the_user(monkeypatch: pytest.Mon
 
 
 def test_a_file_that_cannot_be_read_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, config: Path):
-    def train(path: Path, *, resume: bool, run_dir: Path | None, checkpoint: str | None) -> int:
+    def train(path: Path, **choices: object) -> int:
         raise PermissionError(13, "Permission denied", "/somewhere/segment")
 
     _launch(monkeypatch, train)

@@ -20,6 +20,7 @@ from kinlog.schemas.rows import RowTag
 REFUSE = RecoveryPolicy()
 REDISPATCH = RecoveryPolicy(missing_rows="redispatch")
 DISCARD = RecoveryPolicy(future_weights="discard")
+FRESH = RecoveryPolicy(discard_rollouts=True)
 NOTHING = Inventory({}, {})
 
 
@@ -266,6 +267,29 @@ def test_every_missing_promised_row_of_a_cohort_is_named_and_not_only_the_first_
     told.ready(siblings=3, granularity=Granularity.PROMPT_GROUP)
     plan = planned(told, NOTHING, promised=here(told), policy=REDISPATCH)
     assert len(plan.missing_promised) == 6
+
+
+def test_discarding_all_rollouts_keeps_every_prompt_and_generates_all_of_it_again(told):
+    sealed, finalized, untouched = told.generating(), told.finalized(), told.reserve()
+    told.seal(sealed, 0)
+    plan = planned(told, expected_inventory(told.p), promised=here(told), policy=FRESH)
+    by_request = Reason.DISCARDED_BY_REQUEST
+    assert reasons(plan) == {
+        (sealed, 0): by_request,
+        (sealed, 1): Reason.CONTROLLER_RESTART,
+        (finalized, 0): by_request,
+        (finalized, 1): by_request,
+    }
+    assert [(f.group_id, f.reason) for f in plan.finalize_failed] == [(finalized, by_request)]
+    assert (plan.reused, plan.dropped) == ((), ())
+    assert set(plan.waiting) == {sealed, finalized, untouched}
+    assert plan.lost_tokens > 0
+
+
+def test_discarded_rollouts_are_neither_missed_nor_stale(told):
+    group = told.finalized()
+    plan = planned(told, NOTHING, promised=here(told), policy=FRESH, stale=(group,))
+    assert (plan.missing_promised, plan.dropped, plan.waiting) == ((), (), (group,))
 
 
 @pytest.mark.parametrize("policy", [REFUSE, DISCARD])

@@ -398,6 +398,7 @@ def restarted(
     add: Mapping[str, RowTag] | None = None,
     tail_rows: bool = False,
     from_start: bool = False,
+    discard_rollouts: bool = False,
     **config: object,
 ) -> Act:
     """The controller is killed, and the next life begins: from the last checkpoint, or from the start.
@@ -410,6 +411,8 @@ def restarted(
         The data plane still has what was put after the checkpoint.
     from_start:
         Go back to the start of the run, by choice.
+    discard_rollouts:
+        Have everything that was not trained on generated again, by choice.
     config:
         What the configuration changes to.
     """
@@ -442,7 +445,11 @@ def restarted(
             Inventory(dict(rows[Partition.STAGING]), dict(rows[Partition.TRAINING])),
             checkpoint=restored.checkpoint,
             promised=restored.position,
-            policy=RecoveryPolicy(missing_rows=recovery.missing_rows, future_weights=recovery.future_weights),
+            policy=RecoveryPolicy(
+                missing_rows=recovery.missing_rows,
+                future_weights=recovery.future_weights,
+                discard_rollouts=discard_rollouts,
+            ),
             is_stale=lambda group: life.runtime.sampler.is_stale(rolled_back, group),
         )
         data_plane.rows = rows
