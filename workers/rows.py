@@ -1,8 +1,10 @@
 """The rows of the data plane's two partitions, their dtypes and their digests.
 
 A row is one model call's tokens (:class:`StagedRow`) or one sibling's training example (:class:`CanonicalRow`). Its
-digest covers its identity, its dtypes and every bit of its values; nothing about memory layout. What the log records
-of a row is this digest, so it may never change for a row that some log names: a new layout is a new domain tag.
+digest covers its dtypes and every bit of its content; nothing about memory layout, and nothing about which attempt it is
+of: the same example has the same digest in every attempt and every run, so that logs can be compared. Which row it is,
+its key and its tag say. What the log records of a row is this digest, so it may never change for a row that some log
+names: a new layout is a new domain tag.
 """
 
 import struct
@@ -50,8 +52,8 @@ ROW_DTYPES: Mapping[Partition, Mapping[str, torch.dtype]] = MappingProxyType(
     }
 )
 
-_STAGED_DOMAIN = b"kinlog.row.staged.1"
-_CANONICAL_DOMAIN = b"kinlog.row.canonical.1"
+_STAGED_DOMAIN = b"kinlog.row.staged.2"
+_CANONICAL_DOMAIN = b"kinlog.row.canonical.2"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -197,25 +199,22 @@ Row = StagedRow | CanonicalRow
 
 
 def row_digest(row: Row) -> bytes:
-    """Return the 16-byte digest of a row: its identity, its columns' dtypes, and every bit of their values.
+    """Return the 16-byte digest of a row's content: its columns' dtypes, and every bit of their values.
 
     Equal for rows that differ in memory layout only (views, strides, storage offsets). Bits count, not values: 0.0 and
     -0.0 differ, and so do two NaNs with different payloads.
     """
     if isinstance(row, StagedRow):
-        identity = struct.pack("<5q", row.group_id, row.generation, row.attempt, row.call, row.prompt_tokens)
         return digest_bytes(
             _STAGED_DOMAIN,
-            identity,
+            struct.pack("<q", row.prompt_tokens),
             *_column_parts("token_ids", row.token_ids),
             *_column_parts("logprobs", row.logprobs),
             *_column_parts("weight_versions", row.weight_versions),
         )
-    identity = struct.pack("<4q", row.group_id, row.generation, row.attempt, row.draw_index)
     return digest_bytes(
         _CANONICAL_DOMAIN,
-        identity,
-        struct.pack("<2d?", row.raw_reward, row.shaped_reward, row.valid),
+        struct.pack("<q2d?", row.draw_index, row.raw_reward, row.shaped_reward, row.valid),
         *_column_parts("token_ids", row.token_ids),
         *_column_parts("loss_mask", row.loss_mask),
         *_column_parts("logprobs", row.logprobs),
