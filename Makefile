@@ -5,15 +5,17 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PACKAGES := schemas lineage replay controller workers
 
-.PHONY: demo test bench lint types contracts unit e2e clean
+.PHONY: demo test bench lint types contracts unit e2e crash clean
 
 demo: .venv/.train  ## train, kill, resume, train to the end, verify: about four minutes
 	$(BIN)/kinlog demo
 
 test: lint types contracts unit e2e  ## everything that CI checks
 
-bench: .venv/.train  ## figures side by side with what one would pick instead
-	$(BIN)/python bench/append.py
+bench: .venv/.train  ## figures side by side with what one would pick instead; reports go to build/bench
+	@for bench in $$(grep -l '^    run_bench(' bench/*.py); do \
+		echo; echo "== $$bench"; $(BIN)/python $$bench || exit 1; \
+	done
 
 lint: .venv/.dev
 	$(BIN)/ruff format --check .
@@ -32,6 +34,9 @@ unit: .venv/.dev .venv-base/.base
 
 e2e: .venv/.dev
 	$(BIN)/python -m pytest -m e2e
+
+crash: .venv/.dev  ## many more crashes of the log and of checkpoints than the tests try: some minutes
+	$(BIN)/python -m pytest tests/crash --crash-states 24 --crash-deeper 3
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kinlog needs Python 3.11 or later: make PYTHON=python3.11 ...")'

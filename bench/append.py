@@ -1,42 +1,40 @@
-"""Durable appends: kinlog's log beside SQLite (WAL, synchronous=FULL) and JSON Lines with fdatasync, in one run.
+"""Durable appends: kinlog's log beside SQLite (WAL, ``synchronous=FULL``) and JSON Lines with ``fdatasync``.
 
-Every contender stores the same events, and makes each commit durable before the next begins. Rounds of the contenders
-alternate, so that a noisy moment hits all of them; the figures are medians over the rounds. Ratios above 1 mean that
-kinlog is faster.
+Every contender stores the same events with the same seq, epoch and time, and makes each commit durable before the next
+begins. SQLite gets kinlog's own rows in one table without further indexes, by ``executemany`` in one transaction. JSON
+Lines gets one write of ``msgspec.json`` lines. Both are written as one would: their files grow as they go.
 
-    python bench/append.py                    the figures
-    python bench/append.py --commits 3        a smoke run
-    python bench/append.py --json out.json    the figures, for machines
+Each size is measured twice. *Awaited*: a coroutine waits for the commit while its event loop stays free, as kinlog's
+controller does. The others then need a thread as well, and get one that lives as long as the loop. *Blocking*: nothing
+else runs, and a caller simply blocks. Kinlog hands its commit to its own thread here too; the others need not.
+
+    python bench/append.py [--smoke] [--json FILE] [--directory DIR]
 """
 
-import argparse
+import asyncio
 import os
 import sqlite3
-import statistics
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
+from measure import Comparison, Setup, compare, run_bench, take_turns
 
 from kinlog.lineage.log import create_log
 from kinlog.schemas.codec import encode_event
-from kinlog.schemas.events import Event, SiblingDispatched
+from kinlog.schemas.events import Event, RecordedEvent, SiblingDispatched
 from kinlog.schemas.settings import LogSettings
 
 EVENTS_PER_COMMIT = (1, 16, 256)
+#: What is aimed at, by events per commit.
+AT_LEAST = {1: {"sqlite": 1.0, "jsonl": 1.0}, 16: {"sqlite": 1.0, "jsonl": 1.0}, 256: {"sqlite": 2.0}}
 
 
-class Measurement(msgspec.Struct, frozen=True):
-    """Seconds for one commit, by contender: the median over rounds, and the quarter of rounds on either side."""
-
-    events_per_commit: int
-    median_s: dict[str, float]
-    quartiles_s: dict[str, tuple[float, float]]
-
-
-def events_of(count: int) -> list[Event]:
+def dispatches(count: int) -> list[Event]:
     """Return events as a run dispatches siblings."""
     return [
         SiblingDispatched(
@@ -51,98 +49,151 @@ def events_of(count: int) -> list[Event]:
     ]
 
 
-def kinlog_round(directory: Path, events: Sequence[Event], commits: int) -> float:
-    log = create_log(directory, log_id="l", run_id="r", writer_version="bench", settings=LogSettings())
-    began = time.perf_counter()
-    for _ in range(commits):
-        log.writer.append([encode_event(event) for event in events], time.time_ns() // 1000).wait()
-    seconds = time.perf_counter() - began
-    log.close()
-    return seconds / commits
+class Contender(Protocol):
+    """One way to keep events. Made for a directory that does not exist yet."""
+
+    def commit(self, events: Sequence[Event]) -> None:
+        """Return once the events are durable."""
+
+    async def commit_awaited(self, events: Sequence[Event]) -> None:
+        """The same, while the event loop stays free."""
+
+    def close(self) -> None: ...
 
 
-def sqlite_round(directory: Path, events: Sequence[Event], commits: int) -> float:
-    directory.mkdir()
-    database = sqlite3.connect(directory / "log.sqlite", isolation_level=None)
-    database.execute("PRAGMA journal_mode=WAL")
-    database.execute("PRAGMA synchronous=FULL")
-    database.execute(
-        "CREATE TABLE events (seq INTEGER PRIMARY KEY, time INTEGER, kind TEXT, version INTEGER, group_id INTEGER, "
-        "generation INTEGER, attempt INTEGER, train_step INTEGER, weight_version INTEGER, reason TEXT, payload BLOB)"
-    )
-    began = time.perf_counter()
-    for _ in range(commits):
-        now = time.time_ns() // 1000
-        database.execute("BEGIN")
-        database.executemany(
-            "INSERT INTO events VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [(now, *encode_event(event)) for event in events],
+class Kinlog:
+    def __init__(self, directory: Path) -> None:
+        self._log = create_log(
+            directory, log_id="l", run_id="r", writer_version="bench", settings=LogSettings()
         )
-        database.execute("COMMIT")
-    seconds = time.perf_counter() - began
-    database.close()
-    return seconds / commits
+
+    def commit(self, events: Sequence[Event]) -> None:
+        self._log.writer.append([encode_event(event) for event in events], _now_us()).wait()
+
+    async def commit_awaited(self, events: Sequence[Event]) -> None:
+        await self._log.writer.append([encode_event(event) for event in events], _now_us()).durable()
+
+    def close(self) -> None:
+        self._log.close()
 
 
-def jsonl_round(directory: Path, events: Sequence[Event], commits: int) -> float:
-    directory.mkdir()
-    encoder = msgspec.json.Encoder()
-    with open(directory / "log.jsonl", "ab", buffering=0) as file:
-        began = time.perf_counter()
-        for _ in range(commits):
-            file.write(b"".join(encoder.encode(event) + b"\n" for event in events))
-            os.fdatasync(file.fileno())
-        seconds = time.perf_counter() - began
-    return seconds / commits
+class _InThread:
+    """What blocks is awaited by giving it to a thread."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+
+    def commit(self, events: Sequence[Event]) -> None:
+        raise NotImplementedError
+
+    async def commit_awaited(self, events: Sequence[Event]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.commit, events)
+
+    def close(self) -> None:
+        self._thread.shutdown()
 
 
-CONTENDERS: dict[str, Callable[[Path, Sequence[Event], int], float]] = {
-    "kinlog": kinlog_round,
-    "sqlite": sqlite_round,
-    "jsonl": jsonl_round,
+class Sqlite(_InThread):
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        directory.mkdir()
+        self._database = sqlite3.connect(
+            directory / "log.sqlite", isolation_level=None, check_same_thread=False
+        )
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.execute("PRAGMA synchronous=FULL")
+        self._database.execute(
+            "CREATE TABLE events (seq INTEGER PRIMARY KEY, epoch INTEGER, time INTEGER, kind TEXT, version INTEGER, "
+            "group_id INTEGER, generation INTEGER, attempt INTEGER, train_step INTEGER, weight_version INTEGER, "
+            "reason TEXT, payload BLOB)"
+        )
+
+    def commit(self, events: Sequence[Event]) -> None:
+        now_us = _now_us()
+        self._database.execute("BEGIN")
+        self._database.executemany(
+            "INSERT INTO events VALUES (NULL, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(now_us, *encode_event(event)) for event in events],
+        )
+        self._database.execute("COMMIT")
+
+    def close(self) -> None:
+        super().close()
+        self._database.close()
+
+
+class JsonLines(_InThread):
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        directory.mkdir()
+        self._encode = msgspec.json.Encoder().encode
+        self._file = open(directory / "log.jsonl", "ab", buffering=0)  # noqa: SIM115 - closed below
+        self._seq = 0
+
+    def commit(self, events: Sequence[Event]) -> None:
+        now_us, seq = _now_us(), self._seq
+        self._file.write(
+            b"".join(
+                [
+                    self._encode(RecordedEvent(seq + place, 1, now_us, event)) + b"\n"
+                    for place, event in enumerate(events, 1)
+                ]
+            )
+        )
+        os.fdatasync(self._file.fileno())
+        self._seq += len(events)
+
+    def close(self) -> None:
+        super().close()
+        self._file.close()
+
+
+CONTENDERS: dict[str, Callable[[Path], Contender]] = {
+    "kinlog": Kinlog,
+    "sqlite": Sqlite,
+    "jsonl": JsonLines,
 }
 
 
-def measure(directory: Path, events_per_commit: int, *, commits: int, rounds: int) -> Measurement:
-    """Run every contender ``rounds`` times, in turn."""
-    events = events_of(events_per_commit)
-    seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    for number in range(rounds):
-        for name, contender in CONTENDERS.items():
-            place = directory / f"{name}-{events_per_commit}-{number}"
-            seconds[name].append(contender(place, events, commits))
-    quartiles = {name: statistics.quantiles(values, n=4) for name, values in seconds.items()}
-    return Measurement(
-        events_per_commit,
-        {name: statistics.median(values) for name, values in seconds.items()},
-        {name: (cuts[0], cuts[2]) for name, cuts in quartiles.items()},
-    )
+def _now_us() -> int:
+    return time.time_ns() // 1000
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Durable appends beside SQLite and JSON Lines.")
-    parser.add_argument("--commits", type=int, default=200, help="commits of one round")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds of each contender")
-    parser.add_argument("--directory", type=Path, help="where to write; by default a temporary directory")
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        measured = [
-            measure(Path(directory), size, commits=options.commits, rounds=options.rounds)
-            for size in EVENTS_PER_COMMIT
-        ]
-    print("events/commit   kinlog µs (quartiles)    sqlite µs   jsonl µs   sqlite/kinlog   jsonl/kinlog")
-    for m in measured:
-        low, high = m.quartiles_s["kinlog"]
-        median = m.median_s
-        print(
-            f"{m.events_per_commit:>13} {median['kinlog'] * 1e6:>11.0f} ({low * 1e6:.0f}-{high * 1e6:.0f})"
-            f" {median['sqlite'] * 1e6:>16.0f} {median['jsonl'] * 1e6:>10.0f}"
-            f" {median['sqlite'] / median['kinlog']:>15.2f} {median['jsonl'] / median['kinlog']:>14.2f}"
-        )
-    if options.json is not None:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(measured)))
+def _blocking_us(contender: Contender, events: Sequence[Event], commits: int) -> float:
+    began = time.perf_counter()
+    for _ in range(commits):
+        contender.commit(events)
+    return (time.perf_counter() - began) / commits * 1e6
+
+
+def _awaited_us(contender: Contender, events: Sequence[Event], commits: int) -> float:
+    async def run() -> float:
+        began = time.perf_counter()
+        for _ in range(commits):
+            await contender.commit_awaited(events)
+        return (time.perf_counter() - began) / commits * 1e6
+
+    return asyncio.run(run())
+
+
+def measure_appends(setup: Setup) -> Iterator[Comparison]:
+    """Measure every size, awaited and blocking."""
+    commits, rounds = (2, 2) if setup.smoke else (5, 120)
+    for way, round_us in (("awaited", _awaited_us), ("blocking", _blocking_us)):
+        for size in EVENTS_PER_COMMIT:
+            events = dispatches(size)
+            made = {
+                name: contender(setup.directory / f"{name}-{way}-{size}")
+                for name, contender in CONTENDERS.items()
+            }
+            try:
+                turns = {name: partial(round_us, one, events, commits) for name, one in made.items()}
+                costs = take_turns(turns, rounds=rounds)
+            finally:
+                for one in made.values():
+                    one.close()
+            yield compare(f"{size} events a commit, {way}", "µs", costs, at_least=AT_LEAST[size])
 
 
 if __name__ == "__main__":
-    main()
+    run_bench("append", "Durable appends beside SQLite and JSON Lines", measure_appends)

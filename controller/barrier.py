@@ -7,7 +7,7 @@ a wait for a condition or a remote call of unknown length, so that wait is short
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -63,11 +63,17 @@ class Barrier:
         self._clock_s = clock_s
         self._open_cuts = 0
         self._exclusive = False
+        self._holders: Counter[str] = Counter()
         # In the order of asking, cuts and exclusive holds alike: a stream of cuts does not keep a checkpoint out, nor
         # checkpoints back to back the cuts.
-        self._waiting: deque[tuple[asyncio.Future[None], bool]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[None], bool, str]] = deque()
         self.stats: dict[str, WaitStats] = {}
         """By kind of cut."""
+
+    def __str__(self) -> str:
+        """Say who holds the barrier, and who waits for it, by the kinds of their cuts."""
+        waiting = Counter(kind for future, _, kind in self._waiting if not future.done())
+        return f"the barrier is held by {_counted(self._holders)}; waiting for it: {_counted(waiting)}"
 
     @asynccontextmanager
     async def cut(self, kind: str) -> AsyncIterator[BarrierCut]:
@@ -96,7 +102,7 @@ class Barrier:
             )
         stats = self.stats.setdefault(kind, WaitStats())
         asked = self._clock_s()
-        waited = await self._enter(exclusive=exclusive)
+        waited = await self._enter(kind, exclusive=exclusive)
         entered = self._clock_s()
         stats.count += 1
         if waited:
@@ -105,9 +111,11 @@ class Barrier:
             stats.max_waited_s = max(stats.max_waited_s, entered - asked)
         cut = BarrierCut(kind)
         token = _HELD.set(cut)
+        self._holders[kind] += 1
         try:
             yield cut
         finally:
+            self._holders[kind] -= 1
             cut.end()
             _HELD.reset(token)
             held_s = self._clock_s() - entered
@@ -116,13 +124,13 @@ class Barrier:
             self._give_back_place(exclusive=exclusive)
             self._admit()
 
-    async def _enter(self, *, exclusive: bool) -> bool:
+    async def _enter(self, kind: str, *, exclusive: bool) -> bool:
         """Take the place, at once or in turn. Returns whether there was a wait."""
         if not self._waiting and self._is_free_for(exclusive=exclusive):
             self._take_place(exclusive=exclusive)
             return False
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (future, exclusive)
+        entry = (future, exclusive, kind)
         self._waiting.append(entry)
         try:
             await future
@@ -153,10 +161,14 @@ class Barrier:
     def _admit(self) -> None:
         """Let in whoever may enter now. Admitting counts at once, so nobody slips in between."""
         while self._waiting:
-            future, exclusive = self._waiting[0]
+            future, exclusive, _ = self._waiting[0]
             if not future.done():
                 if not self._is_free_for(exclusive=exclusive):
                     return
                 self._take_place(exclusive=exclusive)
                 future.set_result(None)
             self._waiting.popleft()
+
+
+def _counted(kinds: Counter[str]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted((+kinds).items())) or "nobody"

@@ -13,14 +13,25 @@ from pathlib import Path
 
 import msgspec
 
+from kinlog.controller.journal_keeping import JournalKeeper
 from kinlog.controller.retention import newly_durable, retain
 from kinlog.controller.runtime import Runtime, clear_group_rows
+from kinlog.lineage.compaction import compact_log
+from kinlog.lineage.fold import FOLD_VERSION
 from kinlog.lineage.log_copy import copy_log
 from kinlog.lineage.scan import scan_log
 from kinlog.lineage.state import Projection, projection_digest
 from kinlog.lineage.store import Store, write_durably
-from kinlog.replay.checkpoints import MANIFEST_NAME, TEMPORARY_PREFIX, file_digest, read_manifest
+from kinlog.replay.checkpoints import (
+    LOG_NAME,
+    MANIFEST_NAME,
+    TEMPORARY_PREFIX,
+    file_digest,
+    find_checkpoints,
+    read_manifest,
+)
 from kinlog.replay.inventory import expected_inventory
+from kinlog.replay.journal import needed_attempts
 from kinlog.replay.projection import SNAPSHOT_NAME, project, write_snapshot_bytes
 from kinlog.schemas.config import dump_config
 from kinlog.schemas.errors import CheckpointError, KinlogError, LogWriteError
@@ -34,7 +45,6 @@ __all__ = [
     "Checkpointer",
     "SavedCheckpoint",
     "DATA_PLANE_NAME",
-    "LOG_NAME",
     "TRAINER_NAME",
     "checkpoint_name",
 ]
@@ -43,7 +53,6 @@ _logger = logging.getLogger(__name__)
 
 DATA_PLANE_NAME = "data_plane"
 TRAINER_NAME = "trainer"
-LOG_NAME = "log"
 CONFIG_NAME = "config.yaml"
 
 
@@ -81,6 +90,8 @@ class Checkpointer:
     base:
         A projection at or before the log's present end, which this object may change: the next snapshot is folded from
         it, so that taking one never copies the live projection inside the hold.
+    journal:
+        The run's row journal: what a checkpoint makes durable elsewhere is let go of there.
     """
 
     def __init__(
@@ -88,6 +99,7 @@ class Checkpointer:
         runtime: Runtime,
         store: Store,
         base: Projection,
+        journal: JournalKeeper,
         *,
         run_id: str,
         log_id: str,
@@ -97,12 +109,18 @@ class Checkpointer:
         self._runtime = runtime
         self._store = store
         self._base: Projection | None = base
+        self._journal = journal
         self._run_id = run_id
         self._log_id = log_id
         self._version = version
         self._on_saved = on_saved
         self._building: asyncio.Task[_HeldFacts] | None = None
         self._given_up: set[Path] = set()
+        self.last_seconds: float | None = None
+        """How long the last checkpoint that came to something took."""
+        self._compacting: asyncio.Task[None] | None = None
+        self._digests: dict[tuple[int, int, int], str] = {}
+        """Digests of the last checkpoint's files by inode, size and time: most of the next one's log are the same files."""
 
     async def save(self) -> SavedCheckpoint:
         """Take a trainer checkpoint. A failure is recorded, and costs this checkpoint, not the run.
@@ -127,6 +145,8 @@ class Checkpointer:
             problem, held_s = "", facts.held_s
             await self._record(name, facts)
         saved = SavedCheckpoint(name, time.perf_counter() - started, held_s, problem)
+        if not problem:
+            self.last_seconds = saved.seconds
         self._on_saved(saved)
         return saved
 
@@ -135,6 +155,37 @@ class Checkpointer:
         if self._building is not None and not self._building.done():
             await asyncio.wait({self._building}, timeout=self._runtime.config.checkpointing.timeout_s)
             self._building.cancel()
+        await self._until_compacted()
+
+    def compact(self, drop_through_seq: int = 0) -> None:
+        """Begin to compact the log, beside everything else.
+
+        Parameters
+        ----------
+        drop_through_seq:
+            What is behind everything that can still be gone back to: dropped, where the policy says so.
+        """
+        self._compacting = asyncio.create_task(asyncio.to_thread(self._compact_log, drop_through_seq))
+
+    def _compact_log(self, drop_through_seq: int) -> None:
+        """Compact what can be compacted. A failure costs space, and is tried again after the next checkpoint."""
+        runtime = self._runtime
+        found = find_checkpoints(runtime.directory.checkpoints, log_id=self._log_id, verify=False)
+        try:
+            compact_log(
+                self._store,
+                runtime.directory.log,
+                epoch=runtime.ledger.writer.epoch,
+                checkpoints=[f.manifest.position for f in found if f.manifest is not None and f.usable],
+                drop_through_seq=drop_through_seq if runtime.config.log.history == "drop" else 0,
+                project=lambda scan, through_seq: project(scan, through_seq=through_seq),
+            )
+        except (KinlogError, OSError) as error:
+            _logger.warning("the log could not be compacted: %s", error)
+
+    async def _until_compacted(self) -> None:
+        if self._compacting is not None:
+            await asyncio.wait({self._compacting})
 
     async def _build_in_time(self, temporary: Path, name: str) -> _HeldFacts:
         """Build and commit the directory, or give up. Threads cannot be stopped: what was given up runs out by itself,
@@ -156,6 +207,8 @@ class Checkpointer:
 
     async def _build(self, temporary: Path, name: str) -> _HeldFacts:
         try:
+            # The log is copied further down, file by file: none of them may be replaced meanwhile.
+            await self._until_compacted()
             self._store.make_directory(temporary)
             self._stop_if_given_up(temporary)
             facts = await self._hold(temporary / DATA_PLANE_NAME)
@@ -216,6 +269,7 @@ class Checkpointer:
             created_us=runtime.clock_us(),
             position=facts.position,
             projection_digest=projection_digest(projection).hex(),
+            fold_version=FOLD_VERSION,
             train_step=facts.train_step,
             weight_version=facts.weight_version,
             dataset_fingerprint=projection.dataset_fingerprint,
@@ -225,19 +279,27 @@ class Checkpointer:
             staging_digest=inventory_digest(promised.staging).hex(),
             training_rows=len(promised.training),
             training_digest=inventory_digest(promised.training).hex(),
-            files=tuple(
-                FileEntry(
-                    path=path.relative_to(temporary).as_posix(),
-                    size_bytes=path.stat().st_size,
-                    blake2b=file_digest(path),
-                )
-                for path in files
-            ),
+            files=self._file_entries(temporary, files),
         )
         content = msgspec.json.format(msgspec.json.encode(manifest))
         write_durably(store, temporary / MANIFEST_NAME, content)
         for path in [*(p for p in temporary.rglob("*") if p.is_dir()), temporary]:
             store.sync_directory(path)
+
+    def _file_entries(self, temporary: Path, files: Iterable[Path]) -> tuple[FileEntry, ...]:
+        entries, digests = [], {}
+        for path in files:
+            status = path.stat()
+            key = (status.st_ino, status.st_size, status.st_mtime_ns)
+            # A file that the log shares with its copy does not change any more.
+            shared = status.st_nlink > 1 and path.parent.name == LOG_NAME
+            digest = (self._digests.get(key) if shared else None) or file_digest(path)
+            if shared:
+                digests[key] = digest
+            name = path.relative_to(temporary).as_posix()
+            entries.append(FileEntry(path=name, size_bytes=status.st_size, blake2b=digest))
+        self._digests = digests
+        return tuple(entries)
 
     def _commit_directory(self, temporary: Path, name: str) -> None:
         """Make the checkpoint appear. A directory of the same name is a past life's, and gives way."""
@@ -270,8 +332,10 @@ class Checkpointer:
             await clear_group_rows(runtime, cut, durable, Reason.STEP_DURABLE)
         try:
             await asyncio.to_thread(self._prune, kept.names)
+            await asyncio.to_thread(self._journal.drop_unneeded, needed_attempts(p, kept.behind_seq))
         except OSError as error:
-            _logger.warning("an old checkpoint could not be removed: %s", error)
+            _logger.warning("what a checkpoint makes superfluous could not all be removed: %s", error)
+        self.compact(kept.behind_seq)
 
     async def _record_failure(self, name: str, error: Exception) -> str:
         problem = f"{type(error).__name__}: {error}"

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from kinlog.controller.adopt import adopt_checkpoint
+from kinlog.controller.history_commands import diff_command, examples_command
 from kinlog.controller.inspection_commands import log_commands, plan_command, proof_command
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.schemas import errors
@@ -157,6 +158,8 @@ def _runtime(module: str) -> ModuleType:
 cli.add_command(log_commands)
 cli.add_command(plan_command)
 cli.add_command(proof_command)
+cli.add_command(examples_command)
+cli.add_command(diff_command)
 
 
 def main() -> None:

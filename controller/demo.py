@@ -148,7 +148,10 @@ class LogFollower:
         Some group must have both sealed and running siblings, and the newest checkpoint must hold sealed siblings of
         groups that were unfinished.
         """
-        for record in scan_log(self._run.log).events(after_seq=self._now.last_seq):
+        scan = scan_log(self._run.log)
+        if self._now.last_seq + 1 < scan.first_seq:
+            self._now = scan.beginning()
+        for record in scan.events(after_seq=self._now.last_seq):
             fold(self._now, record)
             if isinstance(record.event, CheckpointCommitted):
                 self._checkpoint = record.event

@@ -1,35 +1,36 @@
-"""The commands that read a run: ``kinlog log ls|stats|show|verify``, ``kinlog plan`` and ``kinlog proof``.
+"""The commands that read a run: ``kinlog log ls|stats|show|verify|salvage``, ``kinlog plan`` and ``kinlog proof``.
 
-They need the base install only, take no lock and change nothing.
+They need the base install only, take no lock and change nothing of the run.
 """
 
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import click
+import msgspec
 
 from kinlog.controller.inspection_text import (
     render_segments,
     render_statistics,
     render_verification,
 )
-from kinlog.controller.samplers import build_sampler
+from kinlog.controller.salvage_text import render_salvage
+from kinlog.controller.samplers import build_sampler, evictions
 from kinlog.lineage.scan import scan_log
-from kinlog.lineage.state import GroupState, Projection
 from kinlog.replay.inspection import list_segments, locate_run
 from kinlog.replay.offline_plan import plan_offline
 from kinlog.replay.plan import RecoveryPolicy
 from kinlog.replay.proof import prove, render_proof
 from kinlog.replay.rendering import LINE_COLUMNS, JsonValue, event_line, event_object, to_json_value
 from kinlog.replay.report import render_redone, render_report
+from kinlog.replay.salvage import salvage_log
 from kinlog.replay.selection import EventFilter, select_events
 from kinlog.replay.statistics import collect_statistics
 from kinlog.replay.verify import verify_everything
-from kinlog.schemas.config import RunConfig, load_config
+from kinlog.schemas.config import load_config
 from kinlog.schemas.errors import CheckpointError, LogDamagedError, TransitionError
 from kinlog.schemas.events import EVENT_TYPES
 from kinlog.schemas.reasons import Reason
@@ -46,7 +47,7 @@ def _echo_json(value: JsonValue) -> None:
 
 @click.group("log")
 def log_commands() -> None:
-    """Read a run's log: its segments, numbers, events, soundness."""
+    """Read a run's log, verify it, and save what can be saved of a damaged one."""
 
 
 @log_commands.command("ls")
@@ -63,6 +64,9 @@ def ls_command(run: Path, as_json: bool) -> None:
       torn      its last write was cut short; the next life keeps that aside
       fenced    holds what an older life wrote past a take-over: not history
       empty     claimed by a life that never began
+      compacted stands for several segments, compressed
+      replaced  is in a compacted one as well; the next life removes it
+      dropped   stands for events that are gone: only their sum is left
 
     \b
     Example
@@ -159,6 +163,8 @@ def show_command(
         last_seq=last_seq,
     )
     scan = scan_log(locate_run(run).log)
+    if scan.base is not None:
+        click.echo(f"the events up to seq {scan.first_seq - 1} were dropped (log.history: drop)", err=True)
     if as_json:
         for record in select_events(scan, selection):
             click.echo(json.dumps(event_object(record), ensure_ascii=False))
@@ -179,10 +185,17 @@ def _refuse_unknown(option: str, wanted: tuple[str, ...], known: tuple[str, ...]
 @_run
 @_json
 def verify_command(run: Path, as_json: bool) -> None:
-    """Verify every byte of a log, fold its events, and compare the checkpoints with it.
+    """Verify every byte of a log, fold its events, compare the checkpoints with it, and say what to do.
 
-    A torn tail, as a crash leaves it, is no damage. Exit code 6: the log is damaged; 11: its events do not fit each
-    other; 13: a committed checkpoint is not what it should be.
+    A torn tail, as a crash leaves it, is no damage.
+
+    \b
+    Exit codes
+       0  the log is sound, and so are the checkpoints
+       6  the log is damaged
+       7  it was written by a newer kinlog
+      11  its bytes are sound, and its events do not fit each other
+      13  the log is sound, and a committed checkpoint is not what it should be
 
     \b
     Example
@@ -212,6 +225,48 @@ def verify_command(run: Path, as_json: bool) -> None:
         raise CheckpointError(
             f"{broken.name}: {broken.problem or 'its projection is not what this kinlog makes of the log'}"
         )
+
+
+@log_commands.command("salvage")
+@_run
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the copy goes: a directory that is new or empty.",
+)
+@click.option(
+    "--export",
+    is_flag=True,
+    help="Also write what is left out: its bytes, and its events as JSON lines. They cannot be replayed.",
+)
+@_json
+def salvage_command(run: Path, target: Path, export: bool, as_json: bool) -> None:
+    """Copy what can still be replayed of a damaged log to another directory, and say what is left out.
+
+    The copy is the longest beginning of the log that verifies and whose events fit each other. RUN is not changed.
+
+    \b
+    Exit codes
+       0  the copy is written; what is left out is listed
+       4  the output directory holds something
+       6  nothing can be saved
+       7  the log was written by a newer kinlog: salvage it with that one
+       8  the copy cannot be written
+
+    \b
+    Example
+      kinlog log salvage runs/first -o runs/saved --export
+    """
+    salvage = salvage_log(locate_run(run), target, export=export)
+    if as_json:
+        _echo_json(to_json_value(salvage))
+    else:
+        click.echo(render_salvage(salvage))
+    if not salvage.events:
+        click.get_current_context().exit(LogDamagedError.exit_code)
 
 
 @click.command("plan")
@@ -254,16 +309,23 @@ def plan_command(
     """
     directory = locate_run(run)
     config = load_config(directory.config) if directory.config.is_file() else None
-    defaults = config.rollout_recovery if config is not None else RecoveryPolicy()
+    policy = RecoveryPolicy() if config is None else RecoveryPolicy.of(config)
+    sampler = (
+        None
+        if config is None
+        else build_sampler(config.sampler, groups_per_step=config.trainer.groups_per_step)
+    )
     offline = plan_offline(
         directory,
-        policy=RecoveryPolicy(
-            missing_rows=missing_rows or defaults.missing_rows,
-            future_weights=future_weights or defaults.future_weights,
+        policy=msgspec.structs.replace(
+            policy,
+            missing_rows=missing_rows or policy.missing_rows,
+            future_weights=future_weights or policy.future_weights,
             discard_rollouts=discard_rollouts,
         ),
         checkpoint=checkpoint,
-        is_stale=_staleness(config) if config is not None else None,
+        is_stale=None if sampler is None else sampler.is_stale,
+        evict=lambda p, ready: [] if sampler is None else evictions(sampler, p, ready),
     )
     if as_json:
         _echo_json({"report": to_json_value(offline.report), "plan": to_json_value(offline.plan)})
@@ -271,10 +333,6 @@ def plan_command(
     click.echo(render_report(offline.report))
     if siblings:
         click.echo(f"\nredone and dropped\n\n{render_redone(offline.plan)}")
-
-
-def _staleness(config: RunConfig) -> Callable[[Projection, GroupState], bool]:
-    return build_sampler(config.sampler, groups_per_step=config.trainer.groups_per_step).is_stale
 
 
 @click.command("proof")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from kinlog.controller.salvage_text import render_left_out
 from kinlog.replay.inspection import SegmentSummary
 from kinlog.replay.lives import Life
 from kinlog.replay.plain_text import (
@@ -58,6 +59,7 @@ def render_statistics(statistics: RunStatistics) -> str:
                 "events",
                 f"{s.events:,} in {format_count(s.segments, 'segment')}, {format_bytes(s.verified_bytes)}",
             ),
+            *_dropped_history(s.dropped_events),
             ("draws", f"{s.draw_cursor:,}{exhausted}"),
             ("steps applied", f"{s.steps.applied:,}{undone}"),
             ("weight version", f"{s.steps.weight_version:,}"),
@@ -98,6 +100,17 @@ def render_statistics(statistics: RunStatistics) -> str:
     return f"run {s.run_id}\n\n{render_sections(sections, indent=2)}\n\n{_render_lives(s.lives)}"
 
 
+def _dropped_history(events: int) -> list[tuple[str, str]]:
+    if not events:
+        return []
+    return [
+        (
+            "  dropped",
+            f"{events:,}: attempts, tokens, kinds, checkpoints and lives are counted after them only",
+        )
+    ]
+
+
 def _largest_first(counts: dict[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
@@ -134,7 +147,7 @@ def _duration(duration_us: int) -> str:
 
 
 def render_verification(verification: Verification) -> str:
-    """Return the story of a log: segments, lives, repairs, checkpoints, and the verdict."""
+    """Return the story of a log: segments, lives, repairs, checkpoints, what is wrong, the verdict, and what to do."""
     v = verification
     parts = [
         f"log {v.log}" + (f", run {v.run_id}" if v.run_id else ""),
@@ -177,7 +190,33 @@ def render_verification(verification: Verification) -> str:
         parts.append(render_table(columns, rows, right=(1, 2), indent=2))
     else:
         parts.append("  no checkpoints")
-    return "\n\n".join([*parts, _verdict(v)])
+    if v.left_out:
+        parts.append(render_left_out(v.left_out, v.missing))
+    parts += [_checked(v), _verdict(v)]
+    if v.advice:
+        parts.append("\n".join(["what to do", *(_step(step) for step in v.advice)]))
+    return "\n\n".join(parts)
+
+
+def _checked(v: Verification) -> str:
+    """Say what was compared, and how much of it."""
+    verified = (
+        f"checked: {format_count(len(v.segments), 'file')}, {format_bytes(sum(s.verified_bytes for s in v.segments))} "
+        f"verified in {format_count(sum(s.frames for s in v.segments), 'frame')}, "
+        f"{format_count(v.salvageable_seq - v.dropped_events, 'event')} replayed"
+    )
+    committed = [c for c in v.checkpoints if c.kind is not None]
+    if committed:
+        files = format_count(sum(c.files for c in committed), "file")
+        verified += f"; {format_count(len(committed), 'checkpoint')} with {files}"
+    return verified
+
+
+def _step(step: str) -> str:
+    # A command may be longer than a line: it is never broken, so that it can be copied.
+    sentence, colon, command = step.partition(": ")
+    text = render_paragraph(f"{sentence}{colon.rstrip()}", first="  - ", rest="    ")
+    return f"{text}\n      {command}" if command else text
 
 
 def _verdict(v: Verification) -> str:
@@ -191,7 +230,9 @@ def _verdict(v: Verification) -> str:
     if v.impossible:
         return f"IMPOSSIBLE: the bytes verify, but the events do not fit each other\n  {v.impossible}"
     assert v.end is not None
-    sound = f"SOUND: {format_count(v.events, 'event')} verified, up to checksum {v.end.checksum:08x}"
+    sound = f"SOUND: {format_count(v.events - v.dropped_events, 'event')} verified, up to checksum {v.end.checksum:08x}"
+    if v.dropped_events:
+        sound += f"; the first {format_count(v.dropped_events, 'event')} were dropped, and only their sum was verified"
     if v.broken_checkpoints:
         return f"{sound}; but {format_count(len(v.broken_checkpoints), 'checkpoint')} not as promised"
     return sound

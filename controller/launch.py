@@ -3,7 +3,7 @@
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ import ray
 from ray.exceptions import RayTaskError
 
 from kinlog.controller.checkpoint import SavedCheckpoint
+from kinlog.controller.overrides import refuse_unknown_overrides
 from kinlog.controller.ray_parts import RayParts
 from kinlog.controller.samplers import build_sampler
 from kinlog.controller.single_controller import RunStatus, SingleController
+from kinlog.controller.stop_signals import StopSignals
 from kinlog.lineage.log import lock_log
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.replay.checkpoints import MANIFEST_NAME
@@ -25,6 +27,7 @@ from kinlog.schemas.errors import (
     CheckpointError,
     ConfigError,
     KinlogError,
+    PreemptedError,
     RunExistsError,
     RunNotFoundError,
     WorkerLostError,
@@ -36,6 +39,7 @@ __all__ = ["train", "ControllerActor"]
 
 _OBJECT_STORE_BYTES = 256 * 1024 * 1024
 _POLL_S = 0.5
+_CLOSE_LIMIT_S = 60.0
 
 
 class ControllerActor:
@@ -46,7 +50,7 @@ class ControllerActor:
         self._controller = SingleController(
             config,
             RunDirectory(directory),
-            RayParts(config),
+            RayParts(config, RunDirectory(directory)),
             on_step=self._on_step,
             on_checkpoint=self._on_checkpoint,
         )
@@ -59,6 +63,9 @@ class ControllerActor:
 
     async def run(self) -> None:
         await self._controller.run()
+
+    async def preempt(self) -> None:
+        self._controller.preempt()
 
     async def news(self) -> tuple[list[str], RunStatus]:
         """Return what happened since the last call, line by line, and a glance at the run."""
@@ -111,22 +118,27 @@ def train(
 
     Raises
     ------
+    PreemptedError
+        SIGTERM or Ctrl-C came. After the first one what is under way may finish for a while; the second ends it at once.
     KinlogError
         The run cannot be started, or failed.
     """
     config = load_config(config_path)
     # What is wrong with dataset, agents or sampler is said before anything is started.
-    RayParts(config)
+    directory = RunDirectory((run_dir or Path(config.run_dir)).resolve())
+    refuse_unknown_overrides(config.rollout_recovery, RayParts(config, directory).dataset)
     build_sampler(config.sampler, groups_per_step=config.trainer.groups_per_step)
     if resume and not config.rollout_recovery.enabled:
         raise ConfigError(f"{config_path}: rollout_recovery.enabled is false, so the run cannot be resumed")
-    directory = RunDirectory((run_dir or Path(config.run_dir)).resolve())
     _check_run(directory, resume=resume)
     with _ray_cluster(config):
         actor: Any = (
             ray.remote(ControllerActor).options(num_cpus=0, max_concurrency=64).remote(config, directory.path)
         )
-        return _watch(actor, resume=resume, checkpoint=checkpoint, discard_rollouts=discard_rollouts)
+        signals = StopSignals()
+        with signals.heeded():  # within the cluster: Ray sets handlers of its own when it starts
+            begin = actor.resume.remote(checkpoint, discard_rollouts) if resume else actor.start.remote()
+            return _watch(actor, begin, signals)
 
 
 def _check_run(directory: RunDirectory, *, resume: bool) -> None:
@@ -156,33 +168,77 @@ def _check_run(directory: RunDirectory, *, resume: bool) -> None:
     _say(f"run {scan.run_id} in {directory.path}: log verified up to seq {scan.end.seq}")
 
 
-def _watch(actor: Any, *, resume: bool, checkpoint: str | None, discard_rollouts: bool) -> int:
-    cleanly = False
+def _watch(actor: Any, begin: Any, signals: StopSignals) -> int:
+    """Watch a run from the reference of its beginning to its end."""
     try:
-        if resume:
-            report = _get(actor.resume.remote(checkpoint, discard_rollouts))
+        report = _answer(begin, signals, allowed=0)
+        if report is not None:
             _say(render_report(report))
-        else:
-            _get(actor.start.remote())
         _say("training")
-        running = actor.run.remote()
-        done: list[Any] = []
-        while not done:
-            done, _ = ray.wait([running], timeout=_POLL_S)
-            lines, _ = _get(actor.news.remote())
-            for line in lines:
-                _say(line)
-        _get(running)
-        cleanly = True
-        return 0
-    finally:
-        _quietly(lambda: _get(actor.close.remote(cleanly=cleanly), timeout_s=60.0))
+        _watch_training(actor, signals)
+    except _EndedAtOnceError:
+        raise PreemptedError(
+            f"{signals.first} ended the run at once. Nothing sealed is lost: go on with --resume"
+        ) from None
+    except PreemptedError:
+        _close(actor, signals, cleanly=True)
+        raise
+    except BaseException:
+        _close(actor, signals, cleanly=False)
+        raise
+    _close(actor, signals, cleanly=True)
+    return 0
 
 
-def _get(reference: Any, timeout_s: float | None = None) -> Any:
+def _watch_training(actor: Any, signals: StopSignals) -> None:
+    running = actor.run.remote()
+    told = False
+    done: list[Any] = []
+    while not done:
+        done, _ = ray.wait([running], timeout=_POLL_S)
+        if signals.count and not told:
+            told = True
+            _say(f"{signals.first}: finishing what is under way. Once more, and it ends at once.")
+            _answer(actor.preempt.remote(), signals)
+        lines, _ = _answer(actor.news.remote(), signals)
+        for line in lines:
+            _say(line)
+    _get(running)
+
+
+class _EndedAtOnceError(Exception):
+    """More signals came than there is time to wait for anything."""
+
+
+def _answer(reference: Any, signals: StopSignals, *, allowed: int = 1) -> Any:
+    """Return an actor's answer, waiting for it through so many signals and no more."""
+    while not ray.wait([reference], timeout=_POLL_S)[0]:
+        if signals.count > allowed:
+            raise _EndedAtOnceError
+    return _get(reference)
+
+
+def _close(actor: Any, signals: StopSignals, *, cleanly: bool) -> None:
+    """Close a run, without masking the failure that is on its way to the user."""
+    failing = sys.exc_info()[0] is not None
+    deadline_s = time.monotonic() + _CLOSE_LIMIT_S
+    closing = actor.close.remote(cleanly=cleanly)
+    while not ray.wait([closing], timeout=_POLL_S)[0]:
+        if signals.count > 1 or time.monotonic() > deadline_s:
+            _say("it does not close: left as it is, which a resume puts right")
+            return
+    try:
+        _get(closing)
+    except Exception as error:
+        if not failing:
+            raise
+        _say(f"while closing: {error!r}")
+
+
+def _get(reference: Any) -> Any:
     """Return an actor's answer, and raise what it raised as itself, without Ray's traceback around it."""
     try:
-        return ray.get(reference, timeout=timeout_s)
+        return ray.get(reference)
     except RayTaskError as error:
         cause = error.cause
         if isinstance(cause, KinlogError):
@@ -210,17 +266,6 @@ def _ray_cluster(config: RunConfig) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _quietly(action: Callable[[], object]) -> None:
-    """Clean up without masking the failure that is on its way to the user."""
-    failing = sys.exc_info()[0] is not None
-    try:
-        action()
-    except Exception as error:
-        if not failing:
-            raise
-        _say(f"while closing: {error!r}")
 
 
 def _say(text: str) -> None:

@@ -1,7 +1,9 @@
 """Drawing prompts: a map-style dataset in a seeded order, or a stream as it comes, by a cursor that the log owns."""
 
+import asyncio
 import hashlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from kinlog.controller.protocols import Dataset, DatasetItem, Prompts, StreamingDataset
 from kinlog.schemas.errors import DatasetError
@@ -31,8 +33,9 @@ class PromptSource:
         self._max_epochs = max_epochs
         self._order_epoch = -1
         self._order: list[int] = []
-        self._drawn: dict[str, int] = {}
-        """Sample id -> the row that was drawn under it, in this life."""
+
+    async def prepare(self, draw_index: int) -> None:
+        """Return at once: any row can be looked up."""
 
     def has(self, draw_index: int) -> bool:
         """Whether there is such a draw: the dataset ends after its last epoch."""
@@ -44,30 +47,35 @@ class PromptSource:
         Raises
         ------
         DatasetError
-            Two rows have the same sample id: which of them a group was drawn from could not be told after a restart.
+            The row's sample id belongs to another row as well, and a worker that looks it up gets that one. Judged by
+            the dataset alone, so that it is refused in whatever life it is drawn.
         """
         if not self.has(draw_index):
             return None
-        dataset_epoch, place = divmod(draw_index, len(self._dataset))
-        sample_index = self._order_of(dataset_epoch)[place]
-        item = self._dataset[sample_index]
-        if self._drawn.setdefault(item.sample_id, sample_index) != sample_index:
+        sample_index, item = self._item_of(draw_index)
+        found = self._dataset.resolve(item.sample_id)
+        if _contents(found) != _contents(item):
             raise DatasetError(
-                f"rows {self._drawn[item.sample_id]} and {sample_index} of the dataset have the same sample id "
-                f"{item.sample_id!r}: make sample ids unique"
+                f"row {sample_index} of the dataset and another row have the same sample id {item.sample_id!r}: make "
+                "sample ids unique"
             )
-        return _prompt_ref(self._dataset.fingerprint, item, draw_index, dataset_epoch)
+        return _prompt_ref(self._dataset.fingerprint, item, draw_index, draw_index // len(self._dataset))
 
     def check(self, prompt: PromptRef) -> None:
-        """Resolve a restored prompt again.
+        """Look a restored prompt up again, where it was drawn.
 
         Raises
         ------
         DatasetError
-            The dataset is another one, the row is gone, or its content has changed.
+            The dataset is another one or is drawn in another order, the row is gone, or its content has changed.
         """
         _check_fingerprint(prompt, self._dataset.fingerprint)
-        _check_content(prompt, self._dataset.resolve(prompt.sample_id))
+        _check_same(prompt, self._item_of(prompt.draw_index)[1])
+
+    def _item_of(self, draw_index: int) -> tuple[int, DatasetItem]:
+        dataset_epoch, place = divmod(draw_index, len(self._dataset))
+        sample_index = self._order_of(dataset_epoch)[place]
+        return sample_index, self._dataset[sample_index]
 
     def _order_of(self, dataset_epoch: int) -> list[int]:
         if dataset_epoch != self._order_epoch:
@@ -81,46 +89,55 @@ class PromptSource:
         return self._order
 
 
+class _ReadAhead(NamedTuple):
+    """What a stream gave for a draw."""
+
+    draw_index: int
+    item: DatasetItem | None
+    """``None``: the stream has ended."""
+
+
 class StreamPromptSource:
     """The draws of a streaming dataset: each restart opens the stream again where the log's cursor stands.
 
     A stream has one epoch, and no rows that could be looked up by name: a restored prompt is checked by reading the
-    stream from its draw on.
+    stream from its draw on. Each draw is read ahead, in a thread: a stream that is slow holds up nothing but draws.
     """
 
     def __init__(self, dataset: StreamingDataset) -> None:
         self._dataset = dataset
         self._stream: Iterator[DatasetItem] = iter(())
         self._next_draw = -1
-        self._peeked: DatasetItem | None = None
+        """The draw that the open stream gives next."""
+        self._ahead: _ReadAhead | None = None
+
+    async def prepare(self, draw_index: int) -> None:
+        """Read a draw ahead, unless that has been done."""
+        if self._ahead is None or self._ahead.draw_index != draw_index:
+            self._ahead = await asyncio.to_thread(self._read, draw_index)
 
     def has(self, draw_index: int) -> bool:
-        """Whether the stream has such a draw. Reads one row ahead."""
-        if self._next_draw != draw_index:
-            self._stream = self._dataset.open(draw_index)
-            self._peeked = next(self._stream, None)
-            self._next_draw = draw_index
-        return self._peeked is not None
+        """Whether the stream has such a draw, as far as it has been read."""
+        return self._ahead is None or self._ahead.draw_index != draw_index or self._ahead.item is not None
 
     def draw(self, draw_index: int) -> PromptRef | None:
-        """Return the prompt of a draw, ``None`` when the stream has ended."""
-        if not self.has(draw_index) or self._peeked is None:
-            return None
-        item, self._peeked = self._peeked, next(self._stream, None)
-        self._next_draw = draw_index + 1
-        return _prompt_ref(self._dataset.fingerprint, item, draw_index, 0)
+        """Return the prompt of a draw that was prepared, ``None`` when the stream has ended."""
+        if self._ahead is None or self._ahead.draw_index != draw_index:
+            raise RuntimeError(f"draw {draw_index} of the stream was not prepared")
+        item = self._ahead.item
+        return None if item is None else _prompt_ref(self._dataset.fingerprint, item, draw_index, 0)
 
     def check(self, prompt: PromptRef) -> None:
         """Read a restored prompt again. Raises ``DatasetError`` as :meth:`PromptSource.check`."""
         _check_fingerprint(prompt, self._dataset.fingerprint)
-        item = next(self._dataset.open(prompt.draw_index), None)
-        if item is None or item.sample_id != prompt.sample_id:
-            found = "the end of the stream" if item is None else f"sample {item.sample_id!r}"
-            raise DatasetError(
-                f"draw {prompt.draw_index} of the stream was sample {prompt.sample_id!r}, found {found}: restore the "
-                "stream, or start a new run"
-            )
-        _check_content(prompt, item)
+        _check_same(prompt, next(self._dataset.open(prompt.draw_index), None))
+
+    def _read(self, draw_index: int) -> _ReadAhead:
+        if self._next_draw != draw_index:
+            self._stream = self._dataset.open(draw_index)
+        item = next(self._stream, None)
+        self._next_draw = draw_index + 1
+        return _ReadAhead(draw_index, item)
 
 
 def prompts_of(dataset: Dataset | StreamingDataset, *, seed: int, max_epochs: int) -> Prompts:
@@ -142,6 +159,10 @@ def _prompt_ref(fingerprint: str, item: DatasetItem, draw_index: int, dataset_ep
     )
 
 
+def _contents(item: DatasetItem) -> tuple[bytes, str, str]:
+    return item.content_digest, item.task_name, item.agent_name
+
+
 def _check_fingerprint(prompt: PromptRef, fingerprint: str) -> None:
     if prompt.dataset_fingerprint != fingerprint:
         raise DatasetError(
@@ -150,7 +171,14 @@ def _check_fingerprint(prompt: PromptRef, fingerprint: str) -> None:
         )
 
 
-def _check_content(prompt: PromptRef, item: DatasetItem) -> None:
+def _check_same(prompt: PromptRef, item: DatasetItem | None) -> None:
+    """Compare a restored prompt with what its draw gives now, if anything."""
+    if item is None or item.sample_id != prompt.sample_id:
+        found = "the end of the dataset" if item is None else f"sample {item.sample_id!r}"
+        raise DatasetError(
+            f"draw {prompt.draw_index} was sample {prompt.sample_id!r}, found {found}: restore the dataset and "
+            "dataset.seed, or start a new run"
+        )
     if item.content_digest != prompt.content_digest:
         raise DatasetError(
             f"sample {prompt.sample_id!r} has changed since it was drawn: expected content digest "

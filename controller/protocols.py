@@ -1,6 +1,6 @@
 """What the controller asks of its workers. Real ones live in ``kinlog.workers``, and ``launch`` puts them in."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -10,6 +10,7 @@ from kinlog.schemas.events import CanonicalRowRef, SiblingSealed
 from kinlog.schemas.orders import (
     FinalizeOrder,
     FinalizeRejected,
+    PutBack,
     RolloutFailed,
     RolloutOrder,
     TrainMetrics,
@@ -58,7 +59,8 @@ class Dataset(Protocol):
     def __getitem__(self, sample_index: int, /) -> DatasetItem: ...
 
     def resolve(self, sample_id: str) -> DatasetItem:
-        """Return the row of that name, or raise ``DatasetError``."""
+        """Return the row of that name, or raise ``DatasetError``. Called at every draw, too: a name that belongs to two
+        rows is found out by it."""
         ...
 
 
@@ -71,20 +73,37 @@ class StreamingDataset(Protocol):
         """Digest (hex) of its definition."""
         ...
 
+    @property
+    def task_names(self) -> Collection[str]:
+        """Every task that its rows may be of: granularity overrides are checked against them, before it is read."""
+        ...
+
+    @property
+    def agent_names(self) -> Collection[str]:
+        """Every agent that its rows may be for, likewise."""
+        ...
+
     def open(self, draw_index: int) -> Iterator[DatasetItem]:
-        """Return the rows from the ``draw_index``-th on, from 0: the stream's restored state follows from it."""
+        """Return the rows from the ``draw_index``-th on, from 0: the stream's restored state follows from it.
+
+        It is read in a thread.
+        """
         ...
 
 
 class Prompts(Protocol):
     """The draw order of a run: draw ``i`` is the same prompt in every life of it."""
 
+    async def prepare(self, draw_index: int) -> None:
+        """Have what a draw needs at hand, however long that takes: :meth:`draw` is called inside a cut."""
+        ...
+
     def has(self, draw_index: int) -> bool:
-        """Whether there is such a draw."""
+        """Whether there is such a draw, as far as is known without waiting."""
         ...
 
     def draw(self, draw_index: int) -> PromptRef | None:
-        """Return the prompt of a draw, ``None`` when the dataset is exhausted."""
+        """Return the prompt of a draw that was prepared, ``None`` when the dataset is exhausted."""
         ...
 
     def check(self, prompt: PromptRef) -> None:
@@ -108,6 +127,11 @@ class DataPlane(Protocol):
 
     async def save(self, directory: Path, metadata: Mapping[str, str | int], *, timeout_s: float) -> None: ...
     async def load(self, directory: Path, *, timeout_s: float) -> None: ...
+
+    async def put_back(self, journal: Path, wanted: Mapping[str, RowTag]) -> PutBack:
+        """Put the wanted staged rows back that the row journal in this directory has, before anyone uses them."""
+        ...
+
     async def ping(self) -> None: ...
     async def close(self) -> None: ...
 
@@ -136,6 +160,13 @@ class RolloutPool(Protocol):
         ------
         WorkerLostError
             The worker died.
+        """
+        ...
+
+    def abort(self, worker: str, order: RolloutOrder) -> None:
+        """Have a worker stop an attempt that nobody waits for any more, as far as it can; returns at once.
+
+        The attempt's call then ends soon: with a failure, or with a result that came first.
         """
         ...
 

@@ -1,10 +1,12 @@
 """The real parts of a run: TransferQueue and Ray actors. With ``launch``, the only place that names ``kinlog.workers``."""
 
 import asyncio
+from pathlib import Path
 
 import ray
 
 from kinlog.controller.protocols import Workers
+from kinlog.lineage.run_directory import RunDirectory
 from kinlog.schemas.config import RunConfig
 from kinlog.workers.data_plane import DataPlane
 from kinlog.workers.environments import build_environment
@@ -20,8 +22,9 @@ __all__ = ["RayParts"]
 class RayParts:
     """Makes a run's parts inside the process that owns them."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, directory: RunDirectory) -> None:
         self._config = config
+        self._directory = directory
         self._actors: _Actors | None = None
         self.dataset = TaskMixture(config.dataset)
         for task in config.dataset.tasks:
@@ -31,21 +34,31 @@ class RayParts:
 
     async def start_data_plane(self) -> DataPlane:
         # Worker processes take seconds to import the training stack: let them, meanwhile.
-        self._actors = self._actors or _Actors(self._config)
+        self._actors = self._actors or self._start_actors()
         return await DataPlane.start(self._config.data_plane)
 
     async def start_workers(self) -> Workers:
-        self._actors = self._actors or _Actors(self._config)
-        pool = RayRolloutPool(self._actors.generation)
+        self._actors = self._actors or self._start_actors()
+        supervision = self._config.supervision
+        pool = RayRolloutPool(
+            self._actors.generation,
+            # Within the time that the pool as a whole is given, and before the run would be stopped.
+            probe_timeout_s=supervision.probe_timeout_s / 2,
+            max_unanswered=max(0, supervision.max_failed_probes - 2),
+        )
         finalizer, trainer = self._actors.finalizer, self._actors.trainer
         await asyncio.gather(pool.prepare(), finalizer.prepare(), trainer.prepare())
         return Workers(pool, RayFinalizer(finalizer), RayTrainer(trainer, pool))
+
+    def _start_actors(self) -> "_Actors":
+        journal = self._directory.journal if self._config.row_journal.enabled else None
+        return _Actors(self._config, journal)
 
 
 class _Actors:
     """The worker processes, started and not yet attached to a data plane."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, journal: Path | None) -> None:
         # Their logical CPUs are not counted: Ray would not start more of them than there are cores, and most of them
         # wait most of the time.
         restarted = {"num_cpus": 0, "max_restarts": -1}
@@ -53,7 +66,7 @@ class _Actors:
         self.generation = [
             RevivedActor(
                 f"generation-{number}",
-                ray.remote(RolloutWorker).options(**restarted).remote(config),
+                ray.remote(RolloutWorker).options(**restarted).remote(config, journal),
                 restart_timeout_s=limit_s,
             )
             for number in range(config.generation.num_workers)

@@ -4,28 +4,40 @@ Until the plan stands, nothing of the run is changed: a refusal leaves everythin
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import NamedTuple
 
 from kinlog.controller.checkpoint import DATA_PLANE_NAME
 from kinlog.controller.protocols import DataPlane, Prompts
 from kinlog.controller.runtime import Runtime, clear_rows, rows_cleared_events
-from kinlog.controller.samplers import Sampler
+from kinlog.controller.samplers import Sampler, evictions
 from kinlog.lineage.ledger import Cut
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.scan import LogScan
-from kinlog.lineage.state import Projection
+from kinlog.lineage.state import GroupState, Projection
+from kinlog.replay.capacity import groups_over_capacity
 from kinlog.replay.inventory import Inventory
+from kinlog.replay.journal import rows_to_put_back
+from kinlog.replay.larger_steps import refuse_unfillable_step
 from kinlog.replay.plan import RecoveryPlan, RecoveryPolicy, plan_recovery
 from kinlog.replay.restore import RestorePoint, restore_points, restored_projection
 from kinlog.schemas.config import RunConfig
-from kinlog.schemas.errors import ConfigError, DataPlaneError, DataPlaneTimeoutError, DatasetError
+from kinlog.schemas.errors import (
+    ConfigError,
+    DataPlaneError,
+    DataPlaneTimeoutError,
+    DatasetError,
+    RolloutsFailError,
+    RowsMissingError,
+)
 from kinlog.schemas.events import Event
 from kinlog.schemas.manifest import Manifest
+from kinlog.schemas.orders import PutBack
 from kinlog.schemas.reasons import Granularity, Partition, Reason
 
-__all__ = ["Restored", "PhaseTimes", "restore_data_plane", "carry_out"]
+__all__ = ["Restored", "PhaseTimes", "restore_data_plane", "carry_out", "frames_of"]
 
 #: Events of one frame when a plan is written: a restart of many groups is many frames.
 _EVENTS_PER_FRAME = 1024
@@ -55,6 +67,8 @@ class Restored(NamedTuple):
     """The whole log with the trainer's effects rolled back: what the plan was made from."""
     data_plane: DataPlane
     plan: RecoveryPlan
+    put_back: PutBack
+    """What the row journal gave back before the plan was made."""
 
 
 async def restore_data_plane(
@@ -81,7 +95,7 @@ async def restore_data_plane(
     DataPlaneTimeoutError
         The data plane did not answer in time. An older checkpoint would not make it faster.
     RowsMissingError
-        Promised rows are missing, and the policy is to refuse.
+        Promised rows are missing, or the row journal is damaged where it is needed, and the policy is to refuse.
     """
 
     def refuse_unfit(name: str, manifest: Manifest) -> None:
@@ -93,6 +107,11 @@ async def restore_data_plane(
         with times.phase("choose checkpoint"):
             # Ends with a CheckpointError when there is none left.
             point = next(points) if failed is None else points.send(failed)
+        policy = RecoveryPolicy.of(config, discard_rollouts=discard_rollouts)
+        restored = restored_projection(point)
+        # What can be refused without a data plane is refused before one is started.
+        with times.phase("check prompts"):
+            _refuse_groups(restored, config, policy, prompts, sampler)
         with times.phase("data plane start"):
             data_plane = await start_data_plane()
         try:
@@ -101,12 +120,7 @@ async def restore_data_plane(
                     await data_plane.load(
                         point.path / DATA_PLANE_NAME, timeout_s=config.checkpointing.timeout_s
                     )
-            policy = RecoveryPolicy(
-                missing_rows=config.rollout_recovery.missing_rows,
-                future_weights=config.rollout_recovery.future_weights,
-                discard_rollouts=discard_rollouts,
-            )
-            return await _plan(config, policy, point, data_plane, prompts, sampler, times)
+            return await _plan(policy, point, restored, data_plane, directory, prompts, sampler, times)
         except DataPlaneTimeoutError:
             await data_plane.close()
             raise
@@ -135,30 +149,54 @@ def _refuse_unfit(name: str, manifest: Manifest, config: RunConfig, dataset_fing
         )
 
 
+def _refuse_groups(
+    restored: Projection, config: RunConfig, policy: RecoveryPolicy, prompts: Prompts, sampler: Sampler
+) -> None:
+    """Raise when what is alive does not fit dataset or configuration."""
+    for group in restored.live_groups():
+        prompts.check(group.prompt)
+        whole = group.granularity is Granularity.PROMPT_GROUP
+        if whole and group.num_generations > config.rollout.max_inflight_siblings:
+            raise ConfigError(
+                f"rollout.max_inflight_siblings is {config.rollout.max_inflight_siblings}, and group "
+                f"{group.group_id} of granularity prompt_group runs {group.num_generations} siblings at once"
+            )
+    refuse_unfillable_step(
+        restored,
+        groups_per_step=config.trainer.groups_per_step,
+        max_live_groups=config.rollout.max_live_groups,
+        is_stale=lambda group: sampler.is_stale(restored, group),
+    )
+    groups_over_capacity(
+        [group for group in restored.live_groups() if not sampler.is_stale(restored, group)],
+        max_live_groups=policy.max_live_groups,
+        policy=policy.over_capacity,
+    )
+
+
 async def _plan(
-    config: RunConfig,
     policy: RecoveryPolicy,
     point: RestorePoint,
+    restored: Projection,
     data_plane: DataPlane,
+    directory: RunDirectory,
     prompts: Prompts,
     sampler: Sampler,
     times: PhaseTimes,
 ) -> Restored:
-    restored = restored_projection(point)
-    with times.phase("check prompts"):
-        for group in restored.live_groups():
-            prompts.check(group.prompt)
-            whole = group.granularity is Granularity.PROMPT_GROUP
-            if whole and group.num_generations > config.rollout.max_inflight_siblings:
-                raise ConfigError(
-                    f"rollout.max_inflight_siblings is {config.rollout.max_inflight_siblings}, and group "
-                    f"{group.group_id} of granularity prompt_group runs {group.num_generations} siblings at once"
-                )
+    def evict(ready: Sequence[GroupState]) -> list[GroupState]:
+        # Once the dataset is exhausted nothing fresher would come instead.
+        return evictions(sampler, restored, ready) if prompts.has(restored.draw_cursor) else []
+
     with times.phase("inventory"):
-        inventory = Inventory(
-            dict(await data_plane.list_rows(Partition.STAGING)),
-            dict(await data_plane.list_rows(Partition.TRAINING)),
-        )
+        inventory = await _take_inventory(data_plane)
+    put_back = PutBack()
+    wanted = {} if policy.discard_rollouts else rows_to_put_back(restored, inventory)
+    if wanted:
+        with times.phase("put rows back"):
+            put_back = await data_plane.put_back(directory.journal, wanted)
+            _refuse_damaged_journal(put_back, policy)
+            inventory = await _take_inventory(data_plane)
     with times.phase("plan"):
         plan = plan_recovery(
             restored,
@@ -167,12 +205,35 @@ async def _plan(
             promised=point.manifest.position if point.manifest is not None else None,
             policy=policy,
             is_stale=lambda group: sampler.is_stale(restored, group),
+            evict=evict,
         )
-    return Restored(point, restored, data_plane, plan)
+    return Restored(point, restored, data_plane, plan, put_back)
+
+
+async def _take_inventory(data_plane: DataPlane) -> Inventory:
+    return Inventory(
+        dict(await data_plane.list_rows(Partition.STAGING)),
+        dict(await data_plane.list_rows(Partition.TRAINING)),
+    )
+
+
+def _refuse_damaged_journal(put_back: PutBack, policy: RecoveryPolicy) -> None:
+    if put_back.damaged and put_back.missing and policy.missing_rows == "refuse":
+        raise RowsMissingError(
+            f"{len(put_back.missing)} rows of sealed siblings are neither in the data plane nor in the row journal, and "
+            f"the journal is damaged: {put_back.damaged[0]}. Nothing was changed. Repair the journal, or set "
+            "rollout_recovery.missing_rows: redispatch to generate them again."
+        )
 
 
 async def carry_out(runtime: Runtime, cut: Cut, plan: RecoveryPlan) -> None:
-    """Record a plan, durably, then clear the rows that nobody needs."""
+    """Record a plan, durably, then clear the rows that nobody needs.
+
+    Raises
+    ------
+    RolloutsFailError
+        The plan parks a group, and the policy is to stop the run then. It is recorded: the next restart goes on.
+    """
     await _commit_in_frames(runtime, cut, plan.events())
     for reason, by_partition in (
         (Reason.STEP_DURABLE, plan.retired),
@@ -184,10 +245,35 @@ async def carry_out(runtime: Runtime, cut: Cut, plan: RecoveryPlan) -> None:
                 events = rows_cleared_events(partition, reason, len(rows), group_ids)
                 await _commit_in_frames(runtime, cut, events)
                 await clear_rows(runtime, cut, partition, rows)
+    if plan.parked and runtime.config.rollout.spent_retry_budget == "fail_run":
+        parked = plan.parked[0]
+        raise RolloutsFailError(
+            f"group {parked.group_id} is parked: the retry budget of {parked.detail} is spent, and "
+            "rollout.spent_retry_budget is fail_run. Correct the cause, then resume the run."
+        )
 
 
 async def _commit_in_frames(runtime: Runtime, cut: Cut, events: tuple[Event, ...]) -> None:
     """Record any number of events, and wait until the last is durable."""
-    for start in range(0, len(events), _EVENTS_PER_FRAME):
-        ticket = runtime.ledger.commit(cut, *events[start : start + _EVENTS_PER_FRAME])
+    for frame in frames_of(events, at_most=_EVENTS_PER_FRAME):
+        ticket = runtime.ledger.commit(cut, *frame)
     await ticket.durable()
+
+
+def frames_of(events: Sequence[Event], *, at_most: int) -> Iterator[tuple[Event, ...]]:
+    """Cut events into frames. What is about one group stays together: a kill between two frames must not tear it."""
+    frame: list[Event] = []
+    for _, unit in groupby(enumerate(events), key=_group_or_place):
+        unit_events = [event for _, event in unit]
+        if frame and len(frame) + len(unit_events) > at_most:
+            yield tuple(frame)
+            frame = []
+        frame += unit_events
+    if frame:
+        yield tuple(frame)
+
+
+def _group_or_place(placed: tuple[int, Event]) -> tuple[str, int]:
+    place, event = placed
+    group_id = getattr(event, "group_id", None)
+    return ("event", place) if group_id is None else ("group", group_id)

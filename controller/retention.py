@@ -15,6 +15,8 @@ class Retention(NamedTuple):
     """Checkpoints to keep, the new one included."""
     frontier_step: int
     """The oldest step that can still be gone back to: groups applied up to it may be forgotten."""
+    behind_seq: int
+    """Events up to here are behind everything that can still be gone back to; 0 while that may be the run's start."""
 
 
 def retain(p: Projection, *, name: str, train_step: int, keep: int, present: frozenset[str]) -> Retention:
@@ -32,8 +34,10 @@ def retain(p: Projection, *, name: str, train_step: int, keep: int, present: fro
         and c.name in present
         and c.train_step < train_step
     ][-(keep - 1) :]
-    frontier = older[0].train_step if len(older) == keep - 1 else p.frontier_step
-    return Retention(frozenset({name, *(c.name for c in older)}), max(frontier, p.frontier_step))
+    names = frozenset({name, *(c.name for c in older)})
+    if len(older) < keep - 1:
+        return Retention(names, p.frontier_step, 0)
+    return Retention(names, max(older[0].train_step, p.frontier_step), min(c.position.seq for c in older))
 
 
 def newly_durable(p: Projection, train_step: int) -> list[GroupState]:

@@ -9,6 +9,8 @@ from kinlog.controller.barrier import Barrier
 from kinlog.controller.changes import Changes
 from kinlog.controller.protocols import DataPlane, Finalizer, Prompts, RolloutPool, Trainer
 from kinlog.controller.samplers import Sampler
+from kinlog.controller.stop_request import StopRequest
+from kinlog.controller.waits import Waits
 from kinlog.controller.worker_budget import WorkerBudget
 from kinlog.lineage.ledger import Cut, Ledger
 from kinlog.lineage.run_directory import RunDirectory
@@ -46,6 +48,8 @@ class Runtime:
     trainer: Trainer
     clock_us: Callable[[], int]
     sleep: Callable[[float], Awaitable[None]] = field(default=asyncio.sleep)
+    waits: Waits = field(default_factory=Waits)
+    stop: StopRequest = field(default_factory=StopRequest)
     uncleared: dict[Partition, set[str]] = field(default_factory=dict)
     """Rows whose clearing has failed so far, by partition."""
 

@@ -5,8 +5,9 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from importlib.metadata import version as package_version
+from typing import TypeVar
 
 import msgspec
 
@@ -14,6 +15,9 @@ from kinlog.controller.barrier import Barrier, BarrierCut
 from kinlog.controller.changes import Changes
 from kinlog.controller.checkpoint import TRAINER_NAME, Checkpointer, SavedCheckpoint
 from kinlog.controller.group_driver import GroupDriver
+from kinlog.controller.journal_keeping import JournalKeeper
+from kinlog.controller.overrides import refuse_unknown_overrides
+from kinlog.controller.preemption import ask_to_stop, end_when_asked
 from kinlog.controller.prompt_source import prompts_of
 from kinlog.controller.protocols import DataPlane, Parts, Workers
 from kinlog.controller.recovery import PhaseTimes, Restored, carry_out, restore_data_plane
@@ -32,11 +36,13 @@ from kinlog.lineage.store import LocalStore, replace_durably
 from kinlog.replay.report import RecoveryReport, build_report
 from kinlog.replay.restore import restored_event, verify_run
 from kinlog.schemas.config import RunConfig, config_digest, dump_config
-from kinlog.schemas.errors import LogWriteError, RunExistsError, RunNotFoundError
+from kinlog.schemas.errors import LogWriteError, RunExistsError, RunNotFoundError, StalledError
 from kinlog.schemas.events import CheckpointCommitted, Event, RunOpened, WriterClosed, WriterOpened
 from kinlog.schemas.orders import TrainMetrics
 
 __all__ = ["SingleController", "RunStatus"]
+
+T = TypeVar("T")
 
 
 class RunStatus(msgspec.Struct, frozen=True):
@@ -71,6 +77,11 @@ class SingleController:
         Makes data plane and workers.
     on_step, on_checkpoint:
         Told of each step, and of what each save of a checkpoint came to.
+
+    Raises
+    ------
+    ConfigError, DatasetError
+        The configuration does not fit the dataset, or the sampler cannot be made. Nothing was started.
     """
 
     def __init__(
@@ -94,7 +105,9 @@ class SingleController:
         self._prompts = prompts_of(
             parts.dataset, seed=config.dataset.seed, max_epochs=config.dataset.max_epochs
         )
+        refuse_unknown_overrides(config.rollout_recovery, parts.dataset)
         self._sampler = build_sampler(config.sampler, groups_per_step=config.trainer.groups_per_step)
+        self._journal = JournalKeeper(self._store, directory.journal, directory.trash)
         self._opened: OpenedLog | None = None
         self._data_plane: DataPlane | None = None
         self._runtime: Runtime | None = None
@@ -107,11 +120,13 @@ class SingleController:
         ------
         RunExistsError
             The directory already holds one.
+        StalledError
+            A phase of the start took too long.
         """
         # The log comes last: what fails before it leaves no run behind.
-        self._data_plane = await self._parts.start_data_plane()
-        workers = await self._parts.start_workers()
-        await workers.trainer.publish(0)
+        self._data_plane = await self._start_data_plane()
+        workers = await self._start_phase("attaching the workers", self._parts.start_workers())
+        await self._start_phase("publishing the first weights", workers.trainer.publish(0))
         opened = self._begin_log()
         self._opened = opened
         self._store.make_directory(self._directory.checkpoints)
@@ -126,6 +141,23 @@ class SingleController:
                 seed=self._config.seed,
             )
             await runtime.ledger.commit(cut, run_opened, _writer_opened(), *opened.repaired).durable()
+
+    async def _start_data_plane(self) -> DataPlane:
+        return await self._start_phase("starting the data plane", self._parts.start_data_plane())
+
+    async def _start_phase(self, phase: str, work: Awaitable[T]) -> T:
+        """Wait for a part of the start, but not for ever: no watchdog runs yet."""
+        limit_s = self._config.supervision.start_timeout_s
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                return await work
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise StalledError(
+                f"{phase} took longer than supervision.start_timeout_s ({limit_s:g} s). Nothing of the run was changed. "
+                "Look at the logs of Ray and of the data plane, then try again."
+            ) from error
 
     def _write_config(self) -> None:
         """Keep the configuration beside the log: ``kinlog plan`` makes its choices by it."""
@@ -166,6 +198,8 @@ class SingleController:
         ------
         RunNotFoundError, RunLockedError, LogDamagedError, CheckpointError, RowsMissingError, ConfigError, DatasetError
             The run cannot be resumed. Nothing of it was changed.
+        StalledError
+            A phase of the restart took too long. Nothing of the run was changed.
         """
         times = PhaseTimes()
         if not self._directory.log.is_dir():
@@ -184,7 +218,7 @@ class SingleController:
                 scan,
                 wanted=checkpoint,
                 discard_rollouts=discard_rollouts,
-                start_data_plane=self._parts.start_data_plane,
+                start_data_plane=self._start_data_plane,
                 prompts=self._prompts,
                 sampler=self._sampler,
                 dataset_fingerprint=self._parts.dataset.fingerprint,
@@ -194,10 +228,12 @@ class SingleController:
             step_before = point.at_end.train_step
             self._data_plane = restored.data_plane
             with times.phase("start workers"):
-                workers = await self._parts.start_workers()
+                workers = await self._start_phase("attaching the workers", self._parts.start_workers())
                 if point.path is not None:
-                    await workers.trainer.load(point.path / TRAINER_NAME)
-                await workers.trainer.publish(restored.plan.weight_version)
+                    load = workers.trainer.load(point.path / TRAINER_NAME)
+                    await self._start_phase("loading the trainer", load)
+                publish = workers.trainer.publish(restored.plan.weight_version)
+                await self._start_phase("publishing the restored weights", publish)
         except BaseException:
             lock.release()
             raise
@@ -207,6 +243,7 @@ class SingleController:
             writer_version=self._version,
             settings=self._config.log,
             lock=lock,
+            scan=scan,
             store=self._store,
         )
         if self._opened.scan.end != scan.end:
@@ -221,6 +258,8 @@ class SingleController:
             self._write_config()
             async with self._barrier.exclusive("restore") as cut:
                 await self._write_restart(runtime, cut, restored)
+        # A run that is killed again and again, before it gets to a checkpoint, must not leave more files each time.
+        self._checkpointer.compact()
         manifest = point.manifest
         return build_report(
             restored.plan,
@@ -231,6 +270,7 @@ class SingleController:
             log_end=scan.end,
             step_before=step_before,
             quarantined_bytes=sum(event.quarantined_bytes for event in self._opened.repaired),
+            rows_put_back=restored.put_back.num_rows,
             seconds=times.seconds,
         )
 
@@ -279,6 +319,7 @@ class SingleController:
             runtime,
             self._store,
             base,
+            self._journal,
             run_id=opened.scan.run_id,
             log_id=opened.scan.log_id,
             version=self._version,
@@ -287,7 +328,13 @@ class SingleController:
         return runtime
 
     async def run(self) -> None:
-        """Train to the end. Raises the first failure of the tasks that it consists of, in a fixed order."""
+        """Train to the end. Raises the first failure of the tasks that it consists of, in a fixed order.
+
+        Raises
+        ------
+        PreemptedError
+            It was told to stop (:meth:`preempt`), and has come to rest: close it cleanly.
+        """
         assert self._runtime is not None, "start() or resume() comes first"
         assert self._checkpointer is not None
         runtime, settings = self._runtime, self._config.supervision
@@ -304,9 +351,11 @@ class SingleController:
             max_failed=settings.max_failed_probes,
             sleep=runtime.sleep,
         )
+        preemption = end_when_asked(runtime, self._checkpointer, grace_s=settings.preemption_grace_s)
         try:
             await supervise(
                 [
+                    ("preemption", preemption),
                     ("health probe", health),
                     ("watchdog", watch_progress(runtime, stall_timeout_s=settings.stall_timeout_s)),
                     ("rollout", RolloutPump(runtime, driver).run()),
@@ -317,6 +366,11 @@ class SingleController:
         finally:
             await driver.close()
             await self._checkpointer.close()
+
+    def preempt(self) -> None:
+        """Tell the run to stop within ``supervision.preemption_grace_s``: nothing new is begun from now on."""
+        assert self._runtime is not None, "start() or resume() comes first"
+        ask_to_stop(self._runtime)
 
     def status(self) -> RunStatus:
         """Return a glance at the run."""
@@ -344,6 +398,8 @@ class SingleController:
     async def close(self, *, cleanly: bool) -> None:
         """Close log and data plane. ``cleanly``: the run ended, and the log says so."""
         try:
+            if self._checkpointer is not None:
+                await self._checkpointer.close()
             if self._opened is not None:
                 if cleanly and self._runtime is not None:
                     async with self._barrier.exclusive("close") as cut:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 from kinlog.controller.runtime import Runtime
@@ -33,7 +34,8 @@ async def supervise(tasks: Sequence[tuple[str, Coroutine[object, object, None]]]
         stopped = await _stop(pending)
         for name in order:
             if name in stopped:
-                error.add_note(f"the {name} task failed while it was stopped: {first_cause(stopped[name])!r}")
+                for leaf in _leaves(stopped[name]):
+                    error.add_note(f"the {name} task failed while it was stopped: {leaf!r}")
         raise
     if stopped := await _stop(pending):
         raise _surface(order, stopped)
@@ -57,18 +59,26 @@ async def _stop(tasks: "set[asyncio.Task[None]]") -> dict[str, BaseException]:
 
 def _surface(order: list[str], failures: dict[str, BaseException]) -> BaseException:
     names = [name for name in order if name in failures]
-    cause = first_cause(failures[names[0]])
+    cause, *others = _leaves(failures[names[0]])
     cause.add_note(f"raised by the {names[0]} task")
+    for other in others:
+        cause.add_note(f"the {names[0]} task raised this too: {other!r}")
     for name in names[1:]:
-        cause.add_note(f"the {name} task failed too: {first_cause(failures[name])!r}")
+        for leaf in _leaves(failures[name]):
+            cause.add_note(f"the {name} task failed too: {leaf!r}")
     return cause
 
 
 def first_cause(error: BaseException) -> BaseException:
     """Return the first single exception inside nested groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    return _leaves(error)[0]
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    """Return all single exceptions inside nested groups, in order."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for member in error.exceptions for leaf in _leaves(member)]
 
 
 async def probe_health(
@@ -126,18 +136,28 @@ async def watch_progress(
 
 
 def describe_waiting(runtime: Runtime) -> str:
-    """Say what waits for what, from the projection."""
-    p = runtime.projection
-    phases = {phase: [g.group_id for g in p.live_groups() if g.phase is phase] for phase in GroupPhase}
+    """Say what waits for what: groups by step and phase, permits, worker slots, the barrier, open calls and pauses."""
+    p, config = runtime.projection, runtime.config
+    live = list(p.live_groups())
+    phases = {phase: [g.group_id for g in live if g.phase is phase] for phase in GroupPhase}
+    steps = Counter((g.train_step, g.phase.value) for g in live if g.train_step is not None)
     running = [
         f"{group.group_id}/{sibling.generation} attempt {sibling.attempt}"
-        for group in p.live_groups()
+        for group in live
         for sibling in group.siblings.values()
         if sibling.running
     ]
-    parts = [f"{phase}: groups {ids[:8]}" for phase, ids in phases.items() if ids]
+    parts = [
+        f"{len(ids)} {phase}: groups {ids[:8]}{' ...' if len(ids) > 8 else ''}"
+        for phase, ids in phases.items()
+        if ids
+    ]
+    by_step = [f"step {step}: {count} {phase}" for (step, phase), count in sorted(steps.items())]
     return (
-        f"Step {p.train_step} of {runtime.config.trainer.max_steps}; the next needs "
-        f"{runtime.config.trainer.groups_per_step} finalized groups. {'; '.join(parts) or 'no group is alive'}. "
-        f"Running siblings: {', '.join(running[:8]) or 'none'}."
+        f"Step {p.train_step} of {config.trainer.max_steps}; the next needs "
+        f"{config.trainer.groups_per_step} finalized groups. {'; '.join(parts) or 'no group is alive'}. "
+        f"{'Drawn for ' + ', '.join(by_step[:16]) + '. ' if by_step else ''}"
+        f"Running siblings: {', '.join(running[:8]) or 'none'}{' ...' if len(running) > 8 else ''}. "
+        f"Permits: {p.alive_total} of {config.rollout.max_live_groups} are taken; {runtime.budget}; {runtime.barrier}; "
+        f"{runtime.waits}."
     )

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 from kinlog.controller.checkpoint import Checkpointer
+from kinlog.controller.hopeless import refuse_nothing_trained
+from kinlog.controller.preemption import rest
 from kinlog.controller.runtime import Runtime, clear_group_rows
 from kinlog.lineage.state import GroupPhase, GroupState
 from kinlog.replay.inventory import canonical_rows
@@ -37,6 +39,7 @@ class TrainPump:
         while runtime.projection.train_step < runtime.config.trainer.max_steps:
             group_ids = await self._select()
             if not group_ids:
+                refuse_nothing_trained(runtime)
                 break
             await self._step(group_ids)
             if settings.enabled and runtime.projection.train_step % settings.every_steps == 0:
@@ -59,9 +62,13 @@ class TrainPump:
         runtime = self._runtime
         while True:
             await runtime.changes.wait_for(
-                lambda: True if self._stale() or self._selection() is not None else None
+                lambda: True if runtime.stop.asked or self._stale() or self._selection() is not None else None
             )
+            if runtime.stop.asked:
+                await rest(runtime)
             async with runtime.barrier.cut("claim") as cut:
+                if runtime.stop.asked:
+                    continue
                 stale = self._stale()
                 if stale:
                     for group in stale:
@@ -118,8 +125,12 @@ class TrainPump:
         p = runtime.projection
         step = p.train_step + 1
         keys = tuple(key for group_id in group_ids for key in canonical_rows(p.groups[group_id]))
-        metrics = await runtime.trainer.step(TrainOrder(train_step=step, group_ids=group_ids, row_keys=keys))
-        await runtime.trainer.publish(metrics.weight_version)
+        with runtime.waits.on(f"the trainer to train step {step} on groups {list(group_ids[:8])}"):
+            metrics = await runtime.trainer.step(
+                TrainOrder(train_step=step, group_ids=group_ids, row_keys=keys)
+            )
+        with runtime.waits.on(f"the weights of version {metrics.weight_version} to be published"):
+            await runtime.trainer.publish(metrics.weight_version)
         async with runtime.barrier.cut("apply") as cut:
             # In one frame: between the two, a group would be drawn as if a version older than it is trained with.
             ticket = runtime.ledger.commit(

@@ -12,7 +12,7 @@ from kinlog.lineage.fold import DATA_REASONS, INFRASTRUCTURE_REASONS, sibling_of
 from kinlog.lineage.state import GroupState, Projection, SiblingState
 from kinlog.schemas import events as e
 from kinlog.schemas.errors import ResultConflictError, TransitionError
-from kinlog.schemas.prompts import MAX_SAMPLE_ID_BYTES, PromptRef
+from kinlog.schemas.prompts import MAX_NAME_BYTES, PromptRef
 from kinlog.schemas.reasons import FinishReason, Granularity, Reason, Validity
 
 __all__ = [
@@ -62,20 +62,16 @@ def reserve_group(
     Raises
     ------
     TransitionError
-        The prompt is not the next draw, or its sample id cannot be recorded.
+        The prompt is not the next draw, or a name of it cannot be recorded.
     """
     if prompt.draw_index != p.draw_cursor:
         raise TransitionError(f"expected draw {p.draw_cursor}, found {prompt.draw_index}")
-    try:
-        size = len(prompt.sample_id.encode("utf-8"))
-    except UnicodeEncodeError as error:
-        raise TransitionError(
-            f"draw {prompt.draw_index}: sample id {prompt.sample_id!r} is not valid text"
-        ) from error
-    if not 0 < size <= MAX_SAMPLE_ID_BYTES:
-        raise TransitionError(
-            f"draw {prompt.draw_index}: the sample id has {size} bytes; 1 to {MAX_SAMPLE_ID_BYTES} are allowed"
-        )
+    for what, name in (
+        ("sample id", prompt.sample_id),
+        ("task name", prompt.task_name),
+        ("agent name", prompt.agent_name),
+    ):
+        _check_name(prompt.draw_index, what, name)
     return e.GroupReserved(
         group_id=p.next_group_id,
         prompt=prompt,
@@ -148,6 +144,12 @@ def classify_result(p: Projection, result: e.SiblingSealed) -> SealOutcome:
         )
     if not sibling.running or result.attempt != sibling.attempt:
         return SealOutcome.LATE
+    if (result.receipt is None) != (result.validity is Validity.PLACEHOLDER):
+        found = "no receipt" if result.receipt is None else "a receipt"
+        raise TransitionError(
+            f"group {result.group_id}/{result.generation}: the result is {result.validity} and has {found}; "
+            "placeholders have none, and everything else has one"
+        )
     for name, reward in (("raw", result.raw_reward), ("shaped", result.shaped_reward)):
         if not math.isfinite(reward):
             raise TransitionError(
@@ -261,17 +263,30 @@ def seal_placeholder(
 
 
 def retry_budget_spent(group: GroupState, sibling: SiblingState, reason: Reason) -> bool:
-    """Whether one more failure of this class is more than the sibling's budget allows."""
+    """Whether one more failure of this class, or one more restart, is more than the sibling's budget allows."""
     if reason in INFRASTRUCTURE_REASONS:
         return sibling.infrastructure_failures >= group.retry_budget.infrastructure
     if reason in DATA_REASONS:
         return sibling.data_failures >= group.retry_budget.data
+    if reason is Reason.CONTROLLER_RESTART and group.retry_budget.restarts is not None:
+        return sibling.restarts >= group.retry_budget.restarts
     return False
 
 
 def finalize_budget_spent(group: GroupState) -> bool:
     """Whether one more finalize that comes to nothing is more than the group's budget allows."""
     return group.finalize_failures >= group.retry_budget.infrastructure
+
+
+def _check_name(draw_index: int, what: str, name: str) -> None:
+    try:
+        size = len(name.encode("utf-8"))
+    except UnicodeEncodeError as error:
+        raise TransitionError(f"draw {draw_index}: the {what} {name!r} is not valid text") from error
+    if not 0 < size <= MAX_NAME_BYTES:
+        raise TransitionError(
+            f"draw {draw_index}: the {what} has {size} bytes; 1 to {MAX_NAME_BYTES} are allowed"
+        )
 
 
 def _alive(p: Projection, group_id: int) -> GroupState:

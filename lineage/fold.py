@@ -12,7 +12,11 @@ from kinlog.schemas import events as e
 from kinlog.schemas.errors import TransitionError
 from kinlog.schemas.reasons import Granularity, Reason
 
-__all__ = ["fold", "sibling_of", "INFRASTRUCTURE_REASONS", "DATA_REASONS"]
+__all__ = ["FOLD_VERSION", "changes_state", "fold", "sibling_of", "INFRASTRUCTURE_REASONS", "DATA_REASONS"]
+
+#: What the fold makes of an event, as one number: raised whenever the same log would amount to another projection. A
+#: projection of another version is not gone on from, where the log can be folded again.
+FOLD_VERSION = 2
 
 #: What counts against a sibling's infrastructure budget, and against its data budget. Nothing else counts.
 INFRASTRUCTURE_REASONS = frozenset({Reason.INFRASTRUCTURE_FAILURE, Reason.WORKER_LOST, Reason.TIMEOUT})
@@ -39,6 +43,11 @@ def fold(projection: Projection, record: e.RecordedEvent) -> None:
             raise TransitionError(f"seq {record.seq}, {e.kind_of(type(record.event))}: {error}") from None
     projection.last_seq = record.seq
     projection.last_epoch = record.epoch
+
+
+def changes_state(event_type: type[e.Event]) -> bool:
+    """Whether events of this type do anything to a projection. The others are history for people."""
+    return event_type in _TRANSITIONS
 
 
 def _group(p: Projection, group_id: int, phases: frozenset[GroupPhase] | None = None) -> GroupState:
@@ -170,6 +179,7 @@ def _attempt_superseded(p: Projection, event: e.AttemptSuperseded, seq: int) -> 
     sibling.last_reason = event.reason
     sibling.infrastructure_failures += event.reason in INFRASTRUCTURE_REASONS
     sibling.data_failures += event.reason in DATA_REASONS
+    sibling.restarts += event.reason is Reason.CONTROLLER_RESTART
     group.cohort_attempt = None
     group.phase = GroupPhase.GENERATING
     p.superseded[event.reason] = p.superseded.get(event.reason, 0) + 1
@@ -236,6 +246,7 @@ def _step_applied(p: Projection, event: e.StepApplied, seq: int) -> None:
         raise TransitionError(f"step {event.train_step} leaves out claimed groups {left_out}")
     for group in groups:
         group.phase = GroupPhase.APPLIED
+        group.rolled_back = False
     p.steps[event.train_step] = event.group_ids
     p.train_step = event.train_step
 
@@ -292,6 +303,7 @@ def _run_restored(p: Projection, event: e.RunRestored, seq: int) -> None:
         if undone or group.phase is GroupPhase.CLAIMED:
             group.phase = GroupPhase.FINALIZED
             group.claimed_step = None
+            group.rolled_back |= undone
     for step in [step for step in p.steps if step > event.train_step]:
         del p.steps[step]
     p.checkpoints = tuple(c for c in p.checkpoints if c.train_step <= event.train_step)
@@ -306,7 +318,7 @@ def _dataset_exhausted(p: Projection, event: e.DatasetExhausted, seq: int) -> No
 
 _Transition: TypeAlias = Callable[[Projection, Any, int], None]
 
-#: Kinds that are not here change nothing: they are history for people.
+#: Kinds that are not here change nothing.
 _TRANSITIONS: dict[type[e.Event], _Transition] = {
     e.RunOpened: _run_opened,
     e.WriterOpened: _writer_opened,

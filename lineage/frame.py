@@ -18,14 +18,14 @@ __all__ = ["FrameHeader", "METADATA_KEY", "MAGIC", "PLACEHOLDER", "seal_frame", 
 METADATA_KEY = b"kinlog.frame"
 MAGIC = b"KINLOG1 "
 
-_FORMAT = "KINLOG1 off={:016x} len={:08x} seq={:016x} num={:08x} epoch={:08x} durable={:016x} prev={:08x} sum={:08x}"
+_FORMAT = b"KINLOG1 off=%016x len=%08x seq=%016x num=%08x epoch=%08x durable=%016x prev=%08x sum=%08x"
 _PATTERN = re.compile(
     rb"KINLOG1 off=([0-9a-f]{16}) len=([0-9a-f]{8}) seq=([0-9a-f]{16}) num=([0-9a-f]{8}) "
     rb"epoch=([0-9a-f]{8}) durable=([0-9a-f]{16}) prev=([0-9a-f]{8}) sum=([0-9a-f]{8})"
 )
 
 #: What a frame is built with, before its place and its bytes are known.
-PLACEHOLDER = _FORMAT.format(0, 0, 0, 0, 0, 0, 0, 0).encode()
+PLACEHOLDER = _FORMAT % (0, 0, 0, 0, 0, 0, 0, 0)
 _PLACEHOLDER = re.compile(re.escape(PLACEHOLDER))
 _SUM_BYTES = 8
 _NO_SUM = b"0" * _SUM_BYTES
@@ -70,10 +70,11 @@ def seal_frame(frame: memoryview, header: FrameHeader, seed: int = 0) -> FrameHe
     if found is None:
         raise ValueError("the frame was not built with the header's placeholder")
     at = found.start()
+    end = at + len(PLACEHOLDER)
     header = header._replace(length=len(frame), checksum=0)
-    frame[at : at + len(PLACEHOLDER)] = _FORMAT.format(*header).encode()
+    frame[at:end] = _FORMAT % header
     header = header._replace(checksum=zlib.crc32(frame, seed))
-    frame[at : at + len(PLACEHOLDER)] = _FORMAT.format(*header).encode()
+    frame[end - _SUM_BYTES : end] = b"%08x" % header.checksum
     return header
 
 

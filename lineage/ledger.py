@@ -7,9 +7,10 @@ Every change is decided, folded and appended in one call that never awaits, so n
 from collections.abc import Callable
 from typing import Protocol
 
+from kinlog.lineage.admission import check_append
 from kinlog.lineage.fold import fold
 from kinlog.lineage.state import Projection
-from kinlog.lineage.writer import LogWriter, Ticket, check_append_size
+from kinlog.lineage.writer import LogWriter, Ticket
 from kinlog.schemas.codec import decode_event, encode_event
 from kinlog.schemas.errors import LogWriteError
 from kinlog.schemas.events import Event, Position, RecordedEvent
@@ -61,8 +62,8 @@ class Ledger:
             An event is not acceptable. Nothing was recorded; if it was not the first of several, the ledger is broken
             and takes no more, since that is a bug of the caller.
         ValueError
-            There are no events or more than one frame takes, or a field is not of its declared type. Nothing was
-            recorded.
+            There are no events or more than one frame takes, or a field is not of its declared type or does not fit its
+            column. Nothing was recorded.
         LogWriteError
             The writer failed: the run must stop.
         """
@@ -70,7 +71,7 @@ class Ledger:
         if self._broken is not None:
             raise LogWriteError(f"the ledger is broken by an earlier error: {self._broken}") from self._broken
         encoded = [encode_event(event) for event in events]
-        check_append_size(encoded)
+        check_append(encoded)
         decoded = [decode_event(row) for row in encoded]
         time_us = self._clock_us()
         seq = self.projection.last_seq

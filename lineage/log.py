@@ -5,18 +5,17 @@ exclusively, before the end of the log is read: a writer that was taken over see
 acknowledges anything, so what it acknowledged the new writer has read.
 """
 
-import os
-import socket
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from kinlog.lineage.late_names import scan_whole_log
+from kinlog.lineage.names import QUARANTINE_NAME, log_files, numbered_name
+from kinlog.lineage.replacement import clear_replaced
 from kinlog.lineage.scan import LogScan, never_begun, scan_log
-from kinlog.lineage.segment import (
-    parse_segment_name,
-    segment_name,
-)
+from kinlog.lineage.segment import SegmentEnd, segment_name
 from kinlog.lineage.store import FileLock, LocalStore, Store, write_durably
 from kinlog.lineage.writer import LogWriter, WriterStart
 from kinlog.schemas.errors import (
@@ -31,7 +30,6 @@ from kinlog.schemas.settings import LogSettings
 __all__ = ["LOCK_NAME", "QUARANTINE_NAME", "OpenedLog", "create_log", "lock_log", "open_log"]
 
 LOCK_NAME = "writer.lock"
-QUARANTINE_NAME = "quarantine"
 
 
 class OpenedLog(NamedTuple):
@@ -76,7 +74,7 @@ def create_log(
     lock = _take_lock(store, directory)
     try:
         with _disk_errors_explained(directory):
-            paths = [directory / name for name in store.names(directory) if parse_segment_name(name)]
+            paths = [directory / file.name for file in log_files(store.names(directory))]
             if not never_begun(store, paths):
                 raise RunExistsError(
                     f"{directory} already holds a log: resume it, or choose another directory"
@@ -101,7 +99,9 @@ def open_log(
     marks: Sequence[Position] = (),
     lock: FileLock | None = None,
     take_over: bool = False,
+    scan: LogScan | None = None,
     store: Store | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> OpenedLog:
     """Open an existing log for writing, in a new epoch, after repairing a torn tail.
 
@@ -113,6 +113,10 @@ def open_log(
         What :func:`lock_log` returned, when the caller took the lock earlier; it is released if opening fails.
     take_over:
         Do not respect the lock: for a writer that is known to be dead or paused on another machine. It is fenced.
+    scan:
+        What :func:`scan_log` returned to this process: what was closed then is not read again.
+    sleep:
+        Waits for a file system that shows names late.
 
     Raises
     ------
@@ -121,17 +125,20 @@ def open_log(
     RunLockedError
         Another process is writing the log.
     LogWriteError
-        The disk is full or fails.
+        The disk is full or fails, or does not show what is on it.
     """
     store = store or LocalStore()
     try:
         with _disk_errors_explained(directory):
-            scan = scan_log(directory, store=store, marks=marks)  # refuse before anything is changed
+            if scan is None:
+                scan = scan_log(directory, store=store, marks=marks)  # refuse before anything is changed
             lock = lock or _take_lock(store, directory, take_over=take_over)
             epoch = _claim_epoch(store, directory)
             # Read again, now that older writers are fenced: what they acknowledged meanwhile counts.
-            scan = scan_log(directory, store=store, marks=marks)
+            scan = scan_whole_log(directory, store=store, marks=marks, known=scan, sleep=sleep)
             repaired = _repair(store, scan)
+            _settle(store, scan)
+            clear_replaced(scan, epoch)
             after = Position(epoch, scan.end.seq, scan.end.checksum)
             start = WriterStart(directory, scan.log_id, scan.run_id, writer_version, after)
             writer = LogWriter(store, start, settings)
@@ -154,9 +161,9 @@ def lock_log(directory: Path, *, store: Store | None = None) -> FileLock:
 
 
 def _take_lock(store: Store, directory: Path, *, take_over: bool = False) -> FileLock:
-    name = f"{LOCK_NAME}.{socket.gethostname()}.{os.getpid()}" if take_over else LOCK_NAME
+    path = directory / LOCK_NAME
     try:
-        return store.lock(directory / name)
+        return store.seize_lock(path) if take_over else store.lock(path)
     except BlockingIOError as error:
         raise RunLockedError(
             f"another process is writing the log in {directory} (it holds {LOCK_NAME}). Stop it first."
@@ -164,13 +171,13 @@ def _take_lock(store: Store, directory: Path, *, take_over: bool = False) -> Fil
 
 
 def _claim_epoch(store: Store, directory: Path) -> int:
-    epochs = [parsed[0] for name in store.names(directory) if (parsed := parse_segment_name(name))]
-    epoch = max(epochs, default=0) + 1
+    epoch = max((file.last[0] for file in log_files(store.names(directory))), default=0) + 1
     try:
         store.create(directory / segment_name(epoch, 0)).close()
     except FileExistsError as error:
         raise RunLockedError(
-            f"another process has just taken epoch {epoch} of the log in {directory}. Stop it first."
+            f"another process has taken epoch {epoch} of the log in {directory}, and the directory was listed without it: "
+            "it has done so just now, or the file system shows names late. Stop it first, or try again."
         ) from error
     store.sync_directory(directory)
     return epoch
@@ -197,7 +204,8 @@ def _repair(store: Store, scan: LogScan) -> tuple[TailTruncated, ...]:
         if content:
             quarantine = scan.directory / QUARANTINE_NAME
             store.make_directory(quarantine)
-            kept = quarantine / f"{stray.path.name}.{stray.offset_bytes}.{len(store.names(quarantine))}"
+            stem = f"{stray.path.name}.{stray.offset_bytes}"
+            kept = quarantine / numbered_name(stem, store.names(quarantine))
             write_durably(store, kept, content)
             store.sync_directory(quarantine)
             store.sync_directory(scan.directory)
@@ -216,3 +224,24 @@ def _repair(store: Store, scan: LogScan) -> tuple[TailTruncated, ...]:
         finally:
             file.close()
     return tuple(repaired)
+
+
+def _settle(store: Store, scan: LogScan) -> None:
+    """Make durable what the last writer wrote and never synced: what comes next builds on it.
+
+    It may have been read from memory only. The frames are written again before they are synced: after a sync that failed
+    their pages count as clean, and another sync would pass over them.
+    """
+    if not scan.segments or scan.segments[-1].scan.end is SegmentEnd.CLOSED:
+        return
+    path, frames = scan.segments[-1].path, scan.segments[-1].scan.frames
+    if len(frames) == 1:
+        start = 0  # not even the opening frame was certainly synced
+    else:
+        start = next(frame.offset for frame in frames if frame.last_seq > frames[-1].durable_seq)
+    file = store.open(path)
+    try:
+        file.write_at(start, store.read(path)[start : frames[-1].end])
+        file.sync()
+    finally:
+        file.close()

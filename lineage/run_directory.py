@@ -11,6 +11,7 @@ class RunDirectory:
     ::
 
         log/            the event log
+        journal/        the row journal: staged tokens that are not durable elsewhere yet
         checkpoints/    one directory each
         trash/          what was pruned, until it is removed
         resolved_config.yaml    the configuration of the run's first life, with every default
@@ -22,6 +23,10 @@ class RunDirectory:
     @property
     def log(self) -> Path:
         return self.path / "log"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal"
 
     @property
     def checkpoints(self) -> Path:

@@ -1,46 +1,42 @@
-"""Verifying a log: its segments are scanned, chained to one history, and compared with what was promised."""
+"""Verifying a log: its files are scanned, chained to one history, and compared with what was promised."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from zlib import crc32
 
 import pyarrow as pa
 
+from kinlog.lineage.base import Base, read_base
+from kinlog.lineage.chain import ScannedFile, ScannedSegment, StrayBytes, chain_segments, damage_in
+from kinlog.lineage.compacted import glance_at_compacted
+from kinlog.lineage.names import LogFile, current_files, log_files
 from kinlog.lineage.reading import ignorable_kinds, read_batches, read_events
-from kinlog.lineage.segment import (
-    SegmentEnd,
-    SegmentInfo,
-    SegmentScan,
-    parse_segment_name,
-    scan_segment,
-    segment_name,
-)
+from kinlog.lineage.segment import SegmentEnd, scan_segment, segment_name
+from kinlog.lineage.state import Projection
 from kinlog.lineage.store import LocalStore, Store
 from kinlog.schemas.errors import LogDamagedError, RunNotFoundError
 from kinlog.schemas.events import Position, RecordedEvent
 
-__all__ = ["LogScan", "ScannedSegment", "StrayBytes", "check_marks", "never_begun", "scan_log"]
+__all__ = [
+    "LogScan",
+    "ScannedSegment",
+    "StrayBytes",
+    "check_marks",
+    "holds_mark",
+    "never_begun",
+    "scan_log",
+]
 
+#: A run that is being written replaces files by compacted ones: how often that may happen while one log is read.
+_MAX_ATTEMPTS = 10
 
-class ScannedSegment(NamedTuple):
-    """A segment that belongs to the log's surviving history."""
-
-    path: Path
-    scan: SegmentScan
-    through_seq: int
-    """The last seq of it that counts: a newer epoch may have begun before its end."""
-
-
-class StrayBytes(NamedTuple):
-    """Bytes that are no part of history: a torn tail, or what an older writer wrote past a take-over."""
-
-    path: Path
-    offset_bytes: int
-    size_bytes: int
+#: A segment's opening frame is smaller than this, and its space, written with zeros beforehand, is much larger.
+_UNBEGUN_ZEROS_BYTES = 32 * 1024
 
 
 class LogScan(NamedTuple):
-    """A log whose every frame was verified. Reading it verifies again: one segment is in memory at a time."""
+    """A log whose frames were verified. Reading it verifies again: one segment is in memory at a time."""
 
     directory: Path
     store: Store
@@ -51,35 +47,123 @@ class LogScan(NamedTuple):
     run_id: str
     torn: list[StrayBytes]
     fenced: list[StrayBytes]
+    base: Base | None = None
+    """What stands for the events that were dropped; ``None`` when the log has all of them."""
+    replaced: tuple[Path, ...] = ()
+    """Files that a compacted segment or a base stands for, left behind by a crash."""
 
-    def batches(self, after_seq: int = 0) -> Iterator[pa.RecordBatch]:
-        """Yield the verified record batches that hold events past ``after_seq``, cut to them."""
-        for segment in self.segments:
-            if segment.through_seq <= after_seq:
+    @property
+    def first_seq(self) -> int:
+        """The first event that the log still has, or will have."""
+        return self.base.position.seq + 1 if self.base is not None else 1
+
+    def beginning(self) -> Projection:
+        """Return the projection that its events begin at: an empty one, or what stands for dropped history."""
+        return self.base.decode() if self.base is not None else Projection()
+
+    def batches(
+        self, after_seq: int = 0, *, through_seq: int | None = None, newest_first: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the verified events past ``after_seq``, and up to ``through_seq`` if given, as record batches.
+
+        Inside of a batch the oldest event is the first, also where the newest batch is.
+
+        Raises
+        ------
+        LogDamagedError
+            A compacted segment is not what was written, or a segment changed.
+        RunNotFoundError
+            The events were dropped while they were read.
+        """
+        scan, after = self, after_seq
+        through = self.end.seq if through_seq is None else min(through_seq, self.end.seq)
+        for _ in range(_MAX_ATTEMPTS):
+            try:
+                for batch in scan._read(after, through, newest_first=newest_first):
+                    first, last = _seq_range(batch)
+                    if newest_first:
+                        through = first - 1
+                    else:
+                        after = last
+                    yield batch
+            except FileNotFoundError:
+                # The run goes on, and has compacted what was to be read. The events are the same.
+                scan = scan_log(self.directory, store=self.store)
+                if scan.first_seq > max(after + 1, self.first_seq):
+                    break
+            else:
+                return
+        raise RunNotFoundError(
+            f"{self.directory}: events after seq {after} were dropped or moved while they were read. Read it again."
+        )
+
+    def _read(self, after_seq: int, through_seq: int, *, newest_first: bool) -> Iterator[pa.RecordBatch]:
+        if through_seq <= after_seq:
+            return
+        for segment in reversed(self.segments) if newest_first else self.segments:
+            if segment.end.seq <= after_seq or segment.info.first_seq > through_seq:
                 continue
-            data = self.store.read(segment.path)
-            scan = scan_segment(data)
-            if scan.info != segment.scan.info or scan.frames[-1].last_seq < segment.through_seq:
-                raise _damaged("segment changed while it was read", segment.path, scan, self.end)
-            for batch in read_batches(data, scan, segment.through_seq):
-                first, last = batch.column("seq")[0].as_py(), batch.column("seq")[-1].as_py()
-                if last > after_seq:
-                    yield batch.slice(max(0, after_seq + 1 - first))
+            batches = self.read_segment(segment, after_seq)
+            for batch in reversed(list(batches)) if newest_first else batches:
+                first, last = _seq_range(batch)
+                if last > after_seq and first <= through_seq:
+                    start = max(0, after_seq + 1 - first)
+                    yield batch.slice(start, min(last, through_seq) + 1 - first - start)
 
-    def events(self, after_seq: int = 0) -> Iterator[RecordedEvent]:
-        """Yield the events past ``after_seq``, in order.
+    def read_segment(self, segment: ScannedSegment, after_seq: int = 0) -> Iterator[pa.RecordBatch]:
+        """Verify a segment, and return the record batches of its events, from the frame of the one after ``after_seq``.
+
+        Raises
+        ------
+        LogDamagedError
+            It is compacted and not what was written, or it changed.
+        """
+        data = self.store.read(segment.path)
+        scan = segment.scan
+        if segment.compacted:
+            scan = scan_segment(data)
+            last_seq = scan.frames[-1].last_seq if scan.frames else segment.info.first_seq - 1
+            whole = scan.end is SegmentEnd.CLOSED and scan.info == segment.info
+            if not whole or last_seq != segment.end.seq:
+                raise LogDamagedError(
+                    "damaged compacted segment",
+                    segment=segment.path.name,
+                    offset_bytes=scan.end_offset,
+                    seq=last_seq,
+                    expected=scan.expected or f"events up to seq {segment.end.seq}, and nothing after them",
+                    found=scan.found or f"events up to seq {last_seq}, {scan.end.value}",
+                )
+        elif crc32(data[: segment.frames[-1].end]) != segment.checksum:
+            raise damage_in("segment changed while it was read", segment.path, scan_segment(data), self.end)
+        return read_batches(data, scan, segment.end.seq, after_seq=after_seq)
+
+    def events(self, after_seq: int = 0, *, through_seq: int | None = None) -> Iterator[RecordedEvent]:
+        """Yield the events past ``after_seq``, in order, as far as the log still has them.
 
         Raises
         ------
         LogUnsupportedError
             An event was written by a newer kinlog.
         """
-        for batch in self.batches(after_seq):
+        for batch in self.batches(after_seq, through_seq=through_seq):
             yield from read_events(batch, ignorable_kinds(batch.schema))
 
 
-def scan_log(directory: Path, *, store: Store | None = None, marks: Sequence[Position] = ()) -> LogScan:
+def _seq_range(batch: pa.RecordBatch) -> tuple[int, int]:
+    seqs = batch.column("seq")
+    return seqs[0].as_py(), seqs[-1].as_py()
+
+
+def scan_log(
+    directory: Path,
+    *,
+    store: Store | None = None,
+    marks: Sequence[Position] = (),
+    known: LogScan | None = None,
+) -> LogScan:
     """Verify a log, changing nothing.
+
+    Of compacted segments, only the beginning and the end: the rest is verified when it is read.
 
     Parameters
     ----------
@@ -87,6 +171,8 @@ def scan_log(directory: Path, *, store: Store | None = None, marks: Sequence[Pos
         The log's directory.
     marks:
         Places that are known to have been durable, such as a checkpoint's: the log may not be shorter, nor differ there.
+    known:
+        An earlier scan by this process: what was closed or compacted then is not read again.
 
     Raises
     ------
@@ -98,111 +184,76 @@ def scan_log(directory: Path, *, store: Store | None = None, marks: Sequence[Pos
         A segment was written by a newer format.
     """
     store = store or LocalStore()
-    paths = [directory / name for name in store.names(directory) if parse_segment_name(name)]
-    if not paths:
-        raise RunNotFoundError(f"{directory} holds no log: expected files named {segment_name(1, 0)}")
-    scanned = []
-    for path in paths:
-        data = store.read(path)
-        scanned.append(_Scanned(path, len(data), scan_segment(data)))
-    if all(s.scan.info is None for s in scanned) and never_begun(store, paths):
+    for _ in range(_MAX_ATTEMPTS):
+        files = log_files(store.names(directory))
+        if not files:
+            raise RunNotFoundError(f"{directory} holds no log: expected files named {segment_name(1, 0)}")
+        current, replaced = current_files(files)
+        try:
+            base = next((read_base(store, directory / f.name) for f in current if f.kind == "base"), None)
+            scanned = _scan_files(directory, store, current, known)
+        except FileNotFoundError:
+            continue  # compacted by a run that goes on
+        break
+    else:
+        raise RunNotFoundError(f"{directory}: its files change faster than they can be read. Try again.")
+    if (
+        base is None
+        and all(s.scan.info is None for s in scanned)
+        and never_begun(store, [s.path for s in scanned])
+    ):
         raise RunNotFoundError(
             f"{directory} holds no log: its creation was interrupted before anything was written. Start the run again."
         )
-    result = _link(directory, store, scanned)
+    chain = chain_segments(store, scanned, base)
+    result = LogScan(directory, store, *chain, base, tuple(directory / file.name for file in replaced))
     check_marks(result, marks)
     return result
 
 
 def never_begun(store: Store, paths: Sequence[Path]) -> bool:
-    """Whether every segment is as a creation leaves it that was killed before its first write: empty, or zeros."""
-    return all(not bytes(store.read(path)).strip(b"\0") for path in paths)
+    """Whether every segment is as a creation leaves it that ended before its first frame was durable."""
+    return all(_unbegun(store.read(path)) for path in paths)
 
 
-class _Scanned(NamedTuple):
-    path: Path
-    size_bytes: int
-    scan: SegmentScan
+def _unbegun(data: memoryview) -> bool:
+    """Whether a segment is empty, or zeros, or a torn opening frame in the zeros that had been made durable before it."""
+    written = len(bytes(data).rstrip(b"\0"))
+    if written == 0:
+        return True
+    torn = len(data) - written >= _UNBEGUN_ZEROS_BYTES >= written
+    scan = scan_segment(data)
+    return torn and scan.info is None and scan.end is SegmentEnd.TORN
 
 
-def _link(directory: Path, store: Store, scanned: list[_Scanned]) -> LogScan:
-    """Chain the segments to one history."""
-    segments: list[ScannedSegment] = []
-    torn: list[StrayBytes] = []
-    fenced: list[StrayBytes] = []
-    end = Position(0, 0, 0)
-    first_info: SegmentInfo | None = None
-    for place, (path, size_bytes, scan) in enumerate(scanned):
-        info, later = scan.info, scanned[place + 1 :]
-        if info is None:
-            # An epoch that was claimed and never begun, or a segment that a crash left without a beginning. If it had
-            # held events, the next segment would not fit the chain.
-            if scan.end is SegmentEnd.DAMAGED:
-                raise _damaged("damaged segment", path, scan, end)
-            if size_bytes:
-                torn.append(StrayBytes(path, 0, size_bytes))
+def _scan_files(
+    directory: Path, store: Store, files: Sequence[LogFile], known: LogScan | None
+) -> list[ScannedFile]:
+    closed = {
+        s.path: s for s in (known.segments if known is not None else ()) if s.scan.end is SegmentEnd.CLOSED
+    }
+    scanned = []
+    for file in files:
+        path = directory / file.name
+        before = closed.get(path)
+        if file.kind == "base":
             continue
-        first_info = first_info or info
-        _check_identity(path, info, first_info, end)
-        newer = _next_begun_epoch(info.epoch, later)
-        cut = newer.first_seq if newer is not None else None
-        if newer is not None and (info.first_seq > newer.first_seq or _follows(newer, end)):
-            fenced.append(StrayBytes(path, 0, size_bytes))
-            continue
-        if not _follows(info, end):
-            raise LogDamagedError(
-                "the chain of segments is broken",
-                segment=path.name,
-                offset_bytes=0,
-                seq=end.seq,
-                expected=f"first seq {end.seq + 1} after checksum {end.checksum:08x}",
-                found=f"first seq {info.first_seq} after checksum {info.previous:08x}",
-            )
-        last = [frame for frame in scan.frames if cut is None or frame.last_seq < cut][-1]
-        end = Position(info.epoch, last.last_seq, last.checksum)
-        segments.append(ScannedSegment(path, scan, last.last_seq))
-        whole = last.end == scan.end_offset
-        if cut is not None and end.seq == cut - 1:
-            if not whole or scan.end in (SegmentEnd.TORN, SegmentEnd.DAMAGED):
-                fenced.append(StrayBytes(path, last.end, size_bytes - last.end))
-        elif scan.end is SegmentEnd.DAMAGED or (scan.end is SegmentEnd.TORN and not _all_torn(later)):
-            raise _damaged("damaged frame", path, scan, end)
-        elif scan.end is SegmentEnd.TORN:
-            torn.append(StrayBytes(path, scan.end_offset, size_bytes - scan.end_offset))
-    if first_info is None:
-        raise _damaged("no segment can be read", scanned[0].path, scanned[0].scan, end)
-    return LogScan(directory, store, segments, end, first_info.log_id, first_info.run_id, torn, fenced)
-
-
-def _next_begun_epoch(epoch: int, later: list[_Scanned]) -> SegmentInfo | None:
-    """Return what the next epoch that began says of its first segment, ``None`` when there is none."""
-    return next((s.scan.info for s in later if s.scan.info is not None and s.scan.info.epoch > epoch), None)
-
-
-def _follows(info: SegmentInfo, end: Position) -> bool:
-    return (info.first_seq, info.previous) == (end.seq + 1, end.checksum)
-
-
-def _all_torn(scanned: list[_Scanned]) -> bool:
-    return all(s.scan.info is None and s.scan.end is SegmentEnd.TORN for s in scanned)
-
-
-def _check_identity(path: Path, info: SegmentInfo, first: SegmentInfo, end: Position) -> None:
-    expected = f"log {first.log_id}, {path.name}"
-    found = f"log {info.log_id}, {segment_name(info.epoch, info.index)}"
-    if expected != found:
-        raise LogDamagedError(
-            "foreign or renamed segment",
-            segment=path.name,
-            offset_bytes=0,
-            seq=end.seq,
-            expected=expected,
-            found=found,
-        )
+        if before is not None and before.end.seq == before.scan.frames[-1].last_seq:
+            scanned.append(ScannedFile(path, file, 0, before.scan, before.checksum))
+        elif file.kind == "compacted":
+            scanned.append(ScannedFile(path, file, 0, glance_at_compacted(store, path), 0))
+        else:
+            data = store.read(path)
+            scan = scan_segment(data)
+            checksum = crc32(data[: scan.end_offset])
+            scanned.append(ScannedFile(path, file, len(data), scan, checksum))
+    return scanned
 
 
 def check_marks(scan: LogScan, marks: Iterable[Position]) -> None:
     """Compare a log with places that are known to have been durable.
+
+    A place inside of compacted or dropped history cannot be compared: only its ends are still known.
 
     Raises
     ------
@@ -210,20 +261,7 @@ def check_marks(scan: LogScan, marks: Iterable[Position]) -> None:
         The log is shorter than one of them, or differs there.
     """
     for mark in marks:
-        if mark.seq == 0:
-            continue
-        frame = next(
-            (
-                (segment, frame)
-                for segment in scan.segments
-                for frame in segment.scan.frames
-                if frame.last_seq == mark.seq
-                and frame.checksum == mark.checksum
-                and frame.last_seq <= segment.through_seq
-            ),
-            None,
-        )
-        if frame is None:
+        if holds_mark(scan, mark) is False:
             last = scan.segments[-1]
             raise LogDamagedError(
                 "the log does not hold what a checkpoint or a clean close promised",
@@ -235,12 +273,16 @@ def check_marks(scan: LogScan, marks: Iterable[Position]) -> None:
             )
 
 
-def _damaged(what: str, path: Path, scan: SegmentScan, end: Position) -> LogDamagedError:
-    return LogDamagedError(
-        what,
-        segment=path.name,
-        offset_bytes=scan.end_offset,
-        seq=end.seq,
-        expected=scan.expected,
-        found=scan.found,
-    )
+def holds_mark(scan: LogScan, mark: Position) -> bool | None:
+    """Whether the log has a frame that ends at the mark, with its checksum; ``None`` when that is not known any more."""
+    if mark.seq == 0:
+        return True
+    if scan.base is not None and mark.seq <= scan.base.position.seq:
+        return True if mark == scan.base.position else None
+    for segment in scan.segments:
+        if any((frame.last_seq, frame.checksum) == (mark.seq, mark.checksum) for frame in segment.frames):
+            return True
+        # Segments without events may have been compacted into it, and each of them ended at the same seq.
+        if segment.compacted and segment.info.first_seq <= mark.seq <= segment.end.seq:
+            return True if mark == segment.end else None
+    return False

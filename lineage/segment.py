@@ -14,13 +14,18 @@ import pyarrow as pa
 
 from kinlog.lineage.frame import PLACEHOLDER, FrameHeader, find_header, verify_frame
 from kinlog.schemas.errors import LogUnsupportedError
+from kinlog.schemas.events import Position
 
 __all__ = [
+    "COMPACTED_FEATURE",
+    "JOURNAL_FEATURE",
     "END_OF_STREAM",
     "FORMAT_VERSION",
+    "Replaced",
     "SegmentInfo",
     "SegmentEnd",
     "SegmentScan",
+    "scan_opening",
     "scan_segment",
     "segment_name",
     "parse_segment_name",
@@ -29,8 +34,23 @@ __all__ = [
 FORMAT_VERSION = 1
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
-#: Features that a reader must know to read a segment. None yet beyond the format version.
-_KNOWN_FEATURES: frozenset[str] = frozenset()
+#: The segment stands for others, and its frames' bodies are compressed.
+COMPACTED_FEATURE = "compacted"
+
+#: The segment is one of the row journal: its rows are token rows, not events.
+JOURNAL_FEATURE = "row_journal"
+
+#: Features that a reader must know to read a segment, beyond the format version.
+_KNOWN_FEATURES = frozenset({COMPACTED_FEATURE, JOURNAL_FEATURE})
+
+
+class Replaced(msgspec.Struct, frozen=True, kw_only=True):
+    """What a compacted segment stands for: all segments from its own epoch and index up to these."""
+
+    last_epoch: int
+    last_index: int
+    end: Position
+    """The last frame that was replaced: what follows chains to it, not to the compacted segment's own frames."""
 
 
 class SegmentInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +67,8 @@ class SegmentInfo(msgspec.Struct, frozen=True, kw_only=True):
     writer_version: str
     format_version: int = FORMAT_VERSION
     required_features: tuple[str, ...] = ()
+    replaces: Replaced | msgspec.UnsetType = msgspec.UNSET
+    """Only in a compacted segment. Its epoch and index are then those of the first segment replaced."""
 
 
 class SegmentEnd(Enum):
@@ -100,9 +122,9 @@ def scan_segment(data: memoryview) -> SegmentScan:
     LogUnsupportedError
         The segment is intact and was written by a newer format.
     """
-    opening = _scan_opening(data)
+    opening = scan_opening(data)
     if opening is None:
-        damaged = _durable_after(data, 0, 0)
+        damaged = _durable_after(data, 0, 0) or _was_closed(data)
         return SegmentScan(
             None,
             [],
@@ -132,7 +154,14 @@ def scan_segment(data: memoryview) -> SegmentScan:
         offset, next_seq, checksum = candidate.end, candidate.last_seq + 1, candidate.checksum
 
 
-def _scan_opening(data: memoryview) -> tuple[SegmentInfo, FrameHeader] | None:
+def scan_opening(data: memoryview) -> tuple[SegmentInfo, FrameHeader] | None:
+    """Verify a segment's beginning: return what it says of itself and its opening frame, ``None`` if it has none.
+
+    Raises
+    ------
+    LogUnsupportedError
+        It is intact and was written by a newer format.
+    """
     found = find_header(data, 0, 1 << 20)
     if found is None or found[1].offset > len(data):
         return None

@@ -44,7 +44,7 @@ class GroupPhase(StrEnum):
 LIVE_PHASES = frozenset(set(GroupPhase) - {GroupPhase.APPLIED, GroupPhase.PARKED})
 
 
-class SiblingState(msgspec.Struct):
+class SiblingState(msgspec.Struct, gc=False):
     """One generation slot of a group."""
 
     generation: int
@@ -58,13 +58,15 @@ class SiblingState(msgspec.Struct):
     data_failures: int = 0
     last_reason: Reason | None = None
     """Why the attempt before the current one was given up."""
+    restarts: int = 0
+    """Attempts that were under way when a controller died."""
 
     @property
     def waiting(self) -> bool:
         return not self.running and self.sealed is None
 
 
-class GroupState(msgspec.Struct):
+class GroupState(msgspec.Struct, gc=False):
     """One drawing of a prompt, with its siblings."""
 
     group_id: int
@@ -85,6 +87,8 @@ class GroupState(msgspec.Struct):
     """Finalizes in a row that came to nothing, over all lives, as far as they are charged to the group."""
     claimed_step: int | None = None
     parked_reason: Reason | None = None
+    rolled_back: bool = False
+    """A step was trained on it, and a restart has undone that step: its permit had been given to another group."""
 
     @property
     def live(self) -> bool:
@@ -97,12 +101,12 @@ class GroupState(msgspec.Struct):
 
     @property
     def min_weight_version(self) -> int:
-        """The oldest weights behind any sealed token of the group: what staleness is judged by."""
+        """The oldest weights behind any sealed token of the group: what staleness is judged by. A placeholder has none."""
         return min(
             (
                 sibling.sealed.weight_version
                 for sibling in self.siblings.values()
-                if sibling.sealed is not None
+                if sibling.sealed is not None and sibling.sealed.receipt is not None
             ),
             default=self.weight_version,
         )
@@ -183,16 +187,31 @@ _DECODER = msgspec.msgpack.Decoder(Projection)
 
 
 def encode_projection(projection: Projection) -> bytes:
-    """Return the projection as msgpack: the same bytes for equal projections, in every process."""
-    ordered = msgspec.structs.replace(
-        projection,
-        groups=dict(sorted(projection.groups.items())),
-        steps=dict(sorted(projection.steps.items())),
-        places=dict(sorted(projection.places.items())),
-        dropped=dict(sorted(projection.dropped.items())),
-        superseded=dict(sorted(projection.superseded.items())),
-    )
-    return _ENCODER.encode(ordered)
+    """Return the projection as msgpack: the same bytes for equal projections, in every process.
+
+    Groups are encoded one by one. In a single call, thousands of them would hold the interpreter for longer than an event
+    loop in another thread can wait.
+    """
+    parts = [_map_header(len(projection.__struct_fields__))]
+    for name in projection.__struct_fields__:
+        value = getattr(projection, name)
+        parts.append(_ENCODER.encode(name))
+        if name == "groups":
+            parts.append(_map_header(len(value)))
+            for group_id in sorted(value):
+                parts += (_ENCODER.encode(group_id), _ENCODER.encode(value[group_id]))
+        elif isinstance(value, dict):
+            parts.append(_ENCODER.encode(dict(sorted(value.items()))))
+        else:
+            parts.append(_ENCODER.encode(value))
+    return b"".join(parts)
+
+
+def _map_header(size: int) -> bytes:
+    """Return how a msgpack map of so many entries begins."""
+    if size < 16:
+        return bytes((0x80 | size,))
+    return b"\xde" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xdf" + size.to_bytes(4, "big")
 
 
 def decode_projection(data: bytes) -> Projection:

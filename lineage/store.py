@@ -8,11 +8,14 @@ import fcntl
 import os
 import shutil
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
 __all__ = ["Store", "StoredFile", "FileLock", "LocalStore", "write_durably", "replace_durably"]
+
+_COPY_BYTES = 4 * 1024 * 1024
 
 
 class StoredFile(Protocol):
@@ -47,6 +50,9 @@ class Store(Protocol):
     def read(self, path: Path) -> memoryview:
         """Return the whole content, as it is now."""
 
+    def read_part(self, path: Path, offset_bytes: int, size_bytes: int) -> memoryview:
+        """Return up to ``size_bytes`` of the content; a negative offset counts from the end."""
+
     def create(self, path: Path) -> StoredFile:
         """Create a file that must not exist: ``FileExistsError`` if it does."""
 
@@ -56,13 +62,23 @@ class Store(Protocol):
     def lock(self, path: Path) -> FileLock:
         """Take an exclusive advisory lock: ``BlockingIOError`` if another process holds it."""
 
-    def make_directory(self, path: Path) -> None:
-        """Create a directory and its parents; it may exist."""
+    def seize_lock(self, path: Path) -> FileLock:
+        """Take the lock away from whoever holds it: who asks for it from now on meets this one."""
 
-    def rename(self, source: Path, target: Path) -> None: ...
+    def make_directory(self, path: Path) -> None:
+        """Create a directory and its parents, durably; it may exist."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file or directory another name; an existing file, or empty directory, of that name is replaced."""
+
+    def copy(self, source: Path, target: Path) -> None:
+        """Copy a file's content to a file that must not exist, durably. The directory is left to the caller."""
 
     def link(self, source: Path, target: Path) -> None:
-        """Hard-link a file, or copy it where the file system has no links."""
+        """Hard-link a file, or copy it where the file system has no links. The directory is left to the caller."""
+
+    def remove(self, path: Path) -> None:
+        """Remove a file that holds nothing."""
 
     def remove_tree(self, path: Path) -> None:
         """Remove a directory that was renamed to trash. What cannot be removed stays there."""
@@ -97,6 +113,13 @@ class _LocalLock:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
+    def is_at(self, path: Path) -> bool:
+        """Whether the locked file is the one that has this name."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), os.stat(path))
+        except FileNotFoundError:
+            return False
+
     def release(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -109,6 +132,16 @@ class _LocalLock:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _locked(path: Path) -> _LocalLock:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return _LocalLock(descriptor)
 
 
 class LocalStore:
@@ -128,6 +161,12 @@ class LocalStore:
         # process.
         return memoryview(path.read_bytes())
 
+    def read_part(self, path: Path, offset_bytes: int, size_bytes: int) -> memoryview:
+        with open(path, "rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end + offset_bytes) if offset_bytes < 0 else offset_bytes)
+            return memoryview(file.read(size_bytes))
+
     def create(self, path: Path) -> StoredFile:
         return _LocalFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
 
@@ -135,19 +174,44 @@ class LocalStore:
         return _LocalFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def lock(self, path: Path) -> FileLock:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            raise
-        return _LocalLock(descriptor)
+        while True:
+            lock = _locked(path)
+            if lock.is_at(path):
+                return lock
+            # Between opening the file and locking it, a take-over has put its own in this place.
+            lock.release()
+
+    def seize_lock(self, path: Path) -> FileLock:
+        # Whoever held the old file holds a lock on a file that has no name any more.
+        own = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        lock = _locked(own)
+        os.rename(own, path)
+        return lock
 
     def make_directory(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        missing = [path]
+        while not missing[-1].parent.is_dir():
+            missing.append(missing[-1].parent)
+        # What exists may have been made by a process that was killed before its name was durable.
+        self._sync_if_readable(missing[-1].parent.parent)
+        for directory in reversed(missing):
+            directory.mkdir(exist_ok=True)
+            self._sync_if_readable(directory.parent)
+
+    def _sync_if_readable(self, directory: Path) -> None:
+        # In a directory that it may not list, no process of this user has made one.
+        with suppress(PermissionError):
+            self.sync_directory(directory)
 
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)
+
+    def copy(self, source: Path, target: Path) -> None:
+        # Content only: the source may be read-only, and what kinlog writes is not.
+        with open(source, "rb") as content, open(target, "xb") as file:
+            shutil.copyfileobj(content, file, _COPY_BYTES)
+            file.flush()
+            os.fdatasync(file.fileno())
 
     def link(self, source: Path, target: Path) -> None:
         try:
@@ -155,7 +219,10 @@ class LocalStore:
         except OSError as error:
             if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
                 raise
-            shutil.copyfile(source, target)
+            self.copy(source, target)
+
+    def remove(self, path: Path) -> None:
+        os.unlink(path)
 
     def remove_tree(self, path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)

@@ -15,40 +15,27 @@ Durability policies
     still make everything before them durable.
 """
 
-import asyncio
-import heapq
+import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from kinlog.lineage.encoder import FrameEncoder
-from kinlog.lineage.segment import END_OF_STREAM, SegmentInfo, segment_name
-from kinlog.lineage.store import Store, StoredFile
+from kinlog.lineage.admission import MAX_FRAME_EVENTS, MAX_FRAME_PAYLOAD_BYTES, check_append
+from kinlog.lineage.live_segment import LiveSegment
+from kinlog.lineage.segment import SegmentInfo, segment_name
+from kinlog.lineage.store import Store
+from kinlog.lineage.waiters import LoopWaiter, ThreadWaiter, Waiter, Waiters, wake
 from kinlog.schemas.codec import EncodedEvent
 from kinlog.schemas.errors import LogWriteError, WriterFencedError
 from kinlog.schemas.events import Position
 from kinlog.schemas.settings import LogSettings
 
-__all__ = ["LogWriter", "Ticket", "WriterStart", "check_append_size"]
+W = TypeVar("W", LoopWaiter, ThreadWaiter)
 
-_MAX_FRAME_EVENTS = 4096
-_MAX_FRAME_PAYLOAD_BYTES = 1 << 20
-#: Arrow's columns and headers for a full frame, over its payload.
-_FRAME_OVERHEAD_BYTES = 1 << 20
-_PREALLOCATE_BYTES = 256 * 1024
-
-
-def check_append_size(events: Sequence[EncodedEvent]) -> None:
-    """Raise ``ValueError`` when events are none, or more than one frame takes: an append is never split."""
-    if not 0 < len(events) <= _MAX_FRAME_EVENTS:
-        raise ValueError(f"an append takes 1 to {_MAX_FRAME_EVENTS} events, got {len(events)}")
-    payload_bytes = sum(len(event.payload) for event in events)
-    if payload_bytes > _MAX_FRAME_PAYLOAD_BYTES:
-        raise ValueError(f"an append takes {_MAX_FRAME_PAYLOAD_BYTES} bytes of payload, got {payload_bytes}")
+__all__ = ["LogWriter", "Ticket", "WriterStart"]
 
 
 class WriterStart(NamedTuple):
@@ -80,25 +67,37 @@ class Ticket:
         LogWriteError
             The writer failed: the append may or may not be in the log, and the run must stop.
         """
-        future = self._writer._watch(self.seq)
-        if future is not None:
-            await asyncio.wrap_future(future)
+        waiter = self._writer._watch(self.seq, LoopWaiter)
+        if waiter is not None:
+            await waiter.woken()
+            self._writer._raise_unless_acknowledged(self.seq)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """The same for callers without an event loop."""
-        future = self._writer._watch(self.seq)
-        if future is not None:
-            future.result(timeout_s)
+        """The same for callers without an event loop. ``TimeoutError`` after ``timeout_s``."""
+        waiter = self._writer._watch(self.seq, ThreadWaiter)
+        if waiter is not None:
+            waiter.woken(timeout_s)
+            self._writer._raise_unless_acknowledged(self.seq)
 
 
 class _Append(NamedTuple):
     first_seq: int
     time_us: int
     events: tuple[EncodedEvent, ...]
+    payload_bytes: int
 
 
-class _PositionRequest(NamedTuple):
-    future: "Future[Position]"
+class _PositionRequest:
+    __slots__ = ("position", "waiter")
+
+    def __init__(self) -> None:
+        self.waiter = LoopWaiter()
+        self.position: Position | None = None
+        """Still ``None`` when woken: the writer failed."""
+
+
+class _Close:
+    """Nothing comes after it."""
 
 
 class LogWriter:
@@ -115,22 +114,21 @@ class LogWriter:
         self._start = start
         self._settings = settings
         self._monotonic_s = monotonic_s
-        self._lock = threading.Condition()
-        self._queue: deque[_Append | _PositionRequest] = deque()
-        # A heap by seq: tickets are not awaited in the order of their appends. The second number breaks ties.
-        self._waiters: list[tuple[int, int, Future[None]]] = []
-        self._watched = 0
+        self._lock = threading.Lock()
+        self._inbox: queue.SimpleQueue[_Append | _PositionRequest | _Close] = queue.SimpleQueue()
+        self._waiters = Waiters()
         self._next_seq = start.after.seq + 1
         self._acknowledged_seq = start.after.seq
         self._failure: LogWriteError | None = None
         self._closing = False
         # Owned by the thread from here on.
+        self._pending: deque[_Append | _PositionRequest | _Close] = deque()
         self._synced_seq = start.after.seq
         self._unsynced_since_s: float | None = None
         self._written = start.after
         self._index = 0
         self._fence = start.directory / segment_name(start.after.epoch + 1, 0)
-        self._file, self._encoder = self._create_segment(first=True)
+        self._segment = self._create_segment()
         self._thread = threading.Thread(target=self._run, name="kinlog-log-writer", daemon=True)
         self._thread.start()
 
@@ -158,31 +156,34 @@ class LogWriter:
         LogWriteError
             The writer failed before, or was closed.
         ValueError
-            There are no events, or more than fit one frame.
+            As for :func:`check_append`, or the time does not fit 64 bits. Nothing was appended.
         """
-        check_append_size(events)
+        payload_bytes = check_append(events)
+        if not -(2**63) <= time_us < 2**63:
+            raise ValueError(f"a time is a 64-bit number of microseconds, got {time_us}")
         with self._lock:
             self._raise_if_unusable()
-            append = _Append(self._next_seq, time_us, tuple(events))
+            self._inbox.put(_Append(self._next_seq, time_us, tuple(events), payload_bytes))
             self._next_seq += len(events)
-            self._queue.append(append)
-            self._lock.notify()
             return Ticket(self, self._next_seq - 1)
 
     async def position(self) -> Position:
         """Make everything appended so far durable, whatever the policy, and return the place of its last event."""
         with self._lock:
             self._raise_if_unusable()
-            request = _PositionRequest(Future())
-            self._queue.append(request)
-            self._lock.notify()
-        return await asyncio.wrap_future(request.future)
+            request = _PositionRequest()
+            self._inbox.put(request)
+        await request.waiter.woken()
+        if request.position is None:
+            self._raise_if_failed()
+        assert request.position is not None
+        return request.position
 
     def close(self) -> Position:
         """Write what is queued, make it durable, end the segment, and stop. Returns the log's last place."""
         with self._lock:
             self._closing = True
-            self._lock.notify()
+            self._inbox.put(_Close())
         self._thread.join()
         self._raise_if_failed()
         return self._written
@@ -197,15 +198,19 @@ class LogWriter:
             # Raised again and again, it would otherwise drag a longer traceback each time.
             raise self._failure.with_traceback(None)
 
-    def _watch(self, seq: int) -> "Future[None] | None":
+    def _raise_unless_acknowledged(self, seq: int) -> None:
+        if seq > self._acknowledged_seq:
+            self._raise_if_failed()
+
+    def _watch(self, seq: int, kind: type[W]) -> W | None:
+        """Return a waiter that is woken once ``seq`` is acknowledged or lost, ``None`` when it is acknowledged."""
         with self._lock:
             if seq <= self._acknowledged_seq:
                 return None
             self._raise_if_failed()
-            future: Future[None] = Future()
-            self._watched += 1
-            heapq.heappush(self._waiters, (seq, self._watched, future))
-            return future
+            waiter = kind()
+            self._waiters.add(seq, waiter)
+            return waiter
 
     # ---- the writer's thread ------------------------------------------------------------------------------------
 
@@ -217,35 +222,43 @@ class LogWriter:
         except Exception as error:  # noqa: BLE001 - whatever it was, nothing may be written after it
             self._poison(error)
         finally:
-            self._file.close()
+            self._segment.close()
 
     def _commit_next(self) -> bool:
         """Commit one frame, or answer one position request. Returns whether there may be more."""
-        with self._lock:
-            while not self._queue and not self._closing:
-                if not self._lock.wait(self._sync_due_in_s()):
-                    break
-            if not self._queue and self._closing:
-                return False
-            batch = self._take_batch()
-            # It stays in the queue until it is answered: a failure answers everything that is there.
-            request = self._queue[0] if not batch and self._queue else None
-        if batch:
-            self._write_frame(batch)
-            due_in_s = self._sync_due_in_s()
-            if self._settings.durability == "fsync" or (due_in_s is not None and due_in_s <= 0):
-                self._sync()
-            self._check_fence()
-            self._acknowledge()
-        else:
+        self._receive()
+        if not self._pending:
             self._sync()
-            if isinstance(request, _PositionRequest):
-                self._check_fence()
-                with self._lock:
-                    self._queue.popleft()
-                if request.future.set_running_or_notify_cancel():
-                    request.future.set_result(self._written)
+            return True
+        head = self._pending[0]
+        if isinstance(head, _Close):
+            return False
+        if isinstance(head, _PositionRequest):
+            self._sync()
+            self._check_fence(self._segment.path)
+            # It is pending until it is answered: a failure answers everything that is.
+            self._pending.popleft()
+            head.position = self._written
+            wake([head.waiter])
+            return True
+        self._write_frame(self._take_batch())
+        due_in_s = self._sync_due_in_s()
+        if self._settings.durability == "fsync" or (due_in_s is not None and due_in_s <= 0):
+            self._sync()
+        self._check_fence(self._segment.path)
+        self._acknowledge()
         return True
+
+    def _receive(self) -> None:
+        """Move what arrived to ``_pending``; wait for something if nothing did, or until a sync is due."""
+        if not self._pending:
+            try:
+                self._pending.append(self._inbox.get(timeout=self._sync_due_in_s()))
+            except queue.Empty:
+                return
+        # Only this thread takes from it, so as many as are counted are there.
+        for _ in range(self._inbox.qsize()):
+            self._pending.append(self._inbox.get_nowait())
 
     def _sync_due_in_s(self) -> float | None:
         """Seconds until the ``interval`` policy's next sync, ``None`` when nothing waits for one."""
@@ -257,71 +270,62 @@ class LogWriter:
     def _take_batch(self) -> list[_Append]:
         batch: list[_Append] = []
         events = payload_bytes = 0
-        while self._queue:
-            head = self._queue[0]
-            if isinstance(head, _PositionRequest):
+        while self._pending:
+            head = self._pending[0]
+            if not isinstance(head, _Append):
                 break
-            size = sum(len(event.payload) for event in head.events)
-            full = (
-                events + len(head.events) > _MAX_FRAME_EVENTS
-                or payload_bytes + size > _MAX_FRAME_PAYLOAD_BYTES
-            )
-            if batch and full:
+            events += len(head.events)
+            payload_bytes += head.payload_bytes
+            if batch and (events > MAX_FRAME_EVENTS or payload_bytes > MAX_FRAME_PAYLOAD_BYTES):
                 break
             batch.append(head)
-            self._queue.popleft()
-            events += len(head.events)
-            payload_bytes += size
+            self._pending.popleft()
         return batch
 
     def _write_frame(self, batch: list[_Append]) -> None:
-        events = [event for append in batch for event in append.events]
-        times_us = [append.time_us for append in batch for _ in append.events]
-        payload_bytes = sum(len(event.payload) for event in events)
-        if self._encoder.offset + payload_bytes > self._settings.segment_bytes or (
-            self._encoder.remaining_bytes < payload_bytes + _FRAME_OVERHEAD_BYTES
-        ):
+        events: list[EncodedEvent] = []
+        times_us: list[int] = []
+        for append in batch:
+            events += append.events
+            times_us += [append.time_us] * len(append.events)
+        payload_bytes = sum([append.payload_bytes for append in batch])
+        if self._segment.size_bytes + payload_bytes > self._settings.segment_bytes:
             self._roll_over()
-        offset = self._encoder.offset
-        data, header = self._encoder.frame(events, times_us, batch[0].first_seq, self._synced_seq)
-        self._preallocate(offset + len(data))
-        self._file.write_at(offset, data)
+        header = self._segment.write(events, times_us, batch[0].first_seq, self._synced_seq)
         self._written = Position(self.epoch, header.last_seq, header.checksum)
         if self._unsynced_since_s is None:
             self._unsynced_since_s = self._monotonic_s()
 
-    def _preallocate(self, end: int) -> None:
-        if end > self._allocated:
-            # Written zeros, so that the sync of an append changes no file size and allocates no block.
-            size = -(-(end - self._allocated) // _PREALLOCATE_BYTES) * _PREALLOCATE_BYTES
-            self._file.write_at(self._allocated, bytes(size))
-            self._file.sync()
-            self._allocated += size
-
     def _sync(self) -> None:
         if self._synced_seq < self._written.seq:
-            self._file.sync()
+            self._segment.sync()
             self._synced_seq = self._written.seq
         self._unsynced_since_s = None
 
-    def _check_fence(self) -> None:
+    def _check_fence(self, own: Path) -> None:
+        """Acknowledge nothing that a newer writer may not have read. ``own`` is the segment that this one was writing.
+
+        A newer writer creates its epoch's first segment before it reads the log. Much later its compaction may replace
+        that segment, but not before ours: looked for in the other order, both could be missed.
+        """
         if self._store.exists(self._fence):
-            raise WriterFencedError(
-                f"epoch {self.epoch} of the log in {self._start.directory} was taken over: {self._fence.name} exists. "
-                "Another process writes this run now; this one must stop."
-            )
+            proof = f"{self._fence.name} exists"
+        elif not self._store.exists(own):
+            proof = f"{own.name}, which it was writing, is gone"
+        else:
+            return
+        raise WriterFencedError(
+            f"epoch {self.epoch} of the log in {self._start.directory} was taken over: {proof}. "
+            "Another process writes this run now; this one must stop."
+        )
 
     def _acknowledge(self) -> None:
         with self._lock:
             self._acknowledged_seq = self._written.seq
-            due = []
-            while self._waiters and self._waiters[0][0] <= self._acknowledged_seq:
-                due.append(heapq.heappop(self._waiters)[-1])
-        for future in due:
-            if future.set_running_or_notify_cancel():
-                future.set_result(None)
+            due = self._waiters.take(self._acknowledged_seq)
+        wake(due)
 
-    def _create_segment(self, *, first: bool) -> tuple[StoredFile, FrameEncoder]:
+    def _create_segment(self) -> LiveSegment:
         info = SegmentInfo(
             log_id=self._start.log_id,
             run_id=self._start.run_id,
@@ -333,32 +337,30 @@ class LogWriter:
         )
         path = self._start.directory / segment_name(self.epoch, self._index)
         # The first segment was created, empty, by whoever claimed the epoch.
-        file = self._store.open(path) if first else self._store.create(path)
-        capacity = self._settings.segment_bytes + _MAX_FRAME_PAYLOAD_BYTES + _FRAME_OVERHEAD_BYTES
-        encoder = FrameEncoder(info, capacity)
-        opening = encoder.opening(self._synced_seq)
-        self._allocated = 0
-        self._file = file
-        self._preallocate(len(opening))
-        file.write_at(0, opening)
-        file.sync()
+        file = self._store.create(path) if self._index else self._store.open(path)
+        try:
+            segment = LiveSegment(file, path, info, self._synced_seq)
+        except BaseException:
+            file.close()
+            raise
         self._store.sync_directory(self._start.directory)
         # Frames of this segment chain to its opening frame.
-        self._written = Position(self.epoch, self._written.seq, encoder.last_checksum)
-        return file, encoder
+        self._written = Position(self.epoch, self._written.seq, segment.last_checksum)
+        return segment
 
     def _end_segment(self) -> None:
         self._sync()
-        end = self._encoder.offset
-        self._file.write_at(end, END_OF_STREAM)
-        self._file.truncate(end + len(END_OF_STREAM))
-        self._file.sync()
+        self._segment.end()
 
     def _roll_over(self) -> None:
         self._end_segment()
-        self._file.close()
+        self._segment.close()
         self._index += 1
-        self._file, self._encoder = self._create_segment(first=False)
+        ended = self._segment.path
+        self._segment = self._create_segment()
+        # A compaction that has removed all that fences this writer does not know its new segment: the one before it, it
+        # has removed as well.
+        self._check_fence(ended)
 
     def _poison(self, error: BaseException) -> None:
         """Fail everything that waits, now and later: after a failed write nothing is known about the file."""
@@ -372,10 +374,9 @@ class LogWriter:
             failure.__cause__ = error
         with self._lock:
             self._failure = failure
-            waiters = [future for *_, future in self._waiters]
-            waiters += [item.future for item in self._queue if isinstance(item, _PositionRequest)]  # type: ignore[misc]
-            self._waiters.clear()
-            self._queue.clear()
-        for future in waiters:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(failure)
+            waiting: list[Waiter] = [*self._waiters.take_all()]
+            # Nothing is put there any more.
+            self._pending.extend(self._inbox.get_nowait() for _ in range(self._inbox.qsize()))
+        wake(waiting)
+        wake(item.waiter for item in self._pending if isinstance(item, _PositionRequest))
+        self._pending.clear()

@@ -12,8 +12,12 @@ from kinlog.schemas.manifest import MANIFEST_FORMAT, FileEntry, Manifest
 from kinlog.schemas.prompts import DIGEST_BYTES
 
 __all__ = [
+    "DATA_PLANE_NAME",
+    "JOURNAL_NAME",
+    "LOG_NAME",
     "MANIFEST_NAME",
     "TEMPORARY_PREFIX",
+    "TRAINER_NAME",
     "FoundCheckpoint",
     "file_digest",
     "read_manifest",
@@ -22,6 +26,10 @@ __all__ = [
 ]
 
 MANIFEST_NAME = "manifest.json"
+LOG_NAME = "log"
+DATA_PLANE_NAME = "data_plane"
+TRAINER_NAME = "trainer"
+JOURNAL_NAME = "journal"
 
 #: A checkpoint is built under such a name; the rename to its own is what commits it.
 TEMPORARY_PREFIX = ".incomplete."
@@ -69,8 +77,14 @@ def read_manifest(checkpoint: Path) -> Manifest:
     return manifest
 
 
-def verify_files(checkpoint: Path, manifest: Manifest) -> None:
+def verify_files(checkpoint: Path, manifest: Manifest, *, read_archive: bool = True) -> None:
     """Compare every file with the manifest, size first.
+
+    Parameters
+    ----------
+    read_archive:
+        Read compacted segments as well. They grow with the length of the run, and a restart in place has no use for
+        this copy of them; without, only their sizes are compared.
 
     Raises
     ------
@@ -78,16 +92,17 @@ def verify_files(checkpoint: Path, manifest: Manifest) -> None:
         A file is missing, cannot be read, or differs.
     """
     for entry in manifest.files:
-        _verify_file(checkpoint, entry)
+        archived = entry.path.startswith(f"{LOG_NAME}/compacted-")
+        _verify_file(checkpoint, entry, read=read_archive or not archived)
 
 
-def _verify_file(checkpoint: Path, entry: FileEntry) -> None:
+def _verify_file(checkpoint: Path, entry: FileEntry, *, read: bool) -> None:
     path = checkpoint / entry.path
     if not path.is_file():
         raise CheckpointError(f"{checkpoint.name}: {entry.path} is missing")
     try:
-        size, digest = path.stat().st_size, ""
-        if size == entry.size_bytes:
+        size, digest = path.stat().st_size, entry.blake2b
+        if read and size == entry.size_bytes:
             digest = file_digest(path)
     except OSError as error:
         raise CheckpointError(f"{checkpoint.name}: {entry.path} cannot be read: {error}") from error
@@ -101,7 +116,9 @@ def _verify_file(checkpoint: Path, entry: FileEntry) -> None:
         )
 
 
-def find_checkpoints(directory: Path, *, log_id: str, verify: bool = True) -> Iterator[FoundCheckpoint]:
+def find_checkpoints(
+    directory: Path, *, log_id: str, verify: bool = True, read_archive: bool = True
+) -> Iterator[FoundCheckpoint]:
     """Yield what is under ``checkpoints/``, newest position first, incomplete directories before all others.
 
     Parameters
@@ -112,6 +129,8 @@ def find_checkpoints(directory: Path, *, log_id: str, verify: bool = True) -> It
         The log that a usable checkpoint belongs to.
     verify:
         Compare every file's digest. Evaluated lazily: taking only the first usable one reads only that one.
+    read_archive:
+        As for :func:`verify_files`.
     """
     complete: list[tuple[Path, Manifest]] = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else []:
@@ -133,7 +152,7 @@ def find_checkpoints(directory: Path, *, log_id: str, verify: bool = True) -> It
             problem = f"{path.name} belongs to log {manifest.log_id}, not to {log_id}"
         elif verify:
             try:
-                verify_files(path, manifest)
+                verify_files(path, manifest, read_archive=read_archive)
             except CheckpointError as error:
                 problem = str(error)
         yield FoundCheckpoint(path, manifest, problem)

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import msgspec
 
+from kinlog.lineage.names import LogFile, log_files
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.scan import LogScan, StrayBytes
-from kinlog.lineage.segment import SegmentEnd, SegmentScan, parse_segment_name, scan_segment, segment_name
+from kinlog.lineage.segment import SegmentEnd, SegmentScan, scan_segment, segment_name
 from kinlog.lineage.store import LocalStore
 from kinlog.schemas.errors import RunNotFoundError
 
@@ -44,6 +45,12 @@ class SegmentState(StrEnum):
     """Holds an older writer's bytes past a take-over: those are no part of history."""
     EMPTY = "empty"
     """An epoch that was claimed and never begun."""
+    COMPACTED = "compacted"
+    """Stands for several segments, compressed."""
+    DROPPED = "dropped"
+    """Stands for events that were dropped: what they amounted to is all that is left of them."""
+    REPLACED = "replaced"
+    """Is in a compacted segment as well; a crash left it behind. The next life removes it."""
     DAMAGED = "damaged"
     """Bytes that no crash explains: the log is refused."""
 
@@ -57,6 +64,7 @@ class SegmentSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What the segment says of itself; empty when not even its beginning can be read."""
     epoch: int
     index: int
+    """Of the first segment that it is or stands for."""
     first_seq: int | None
     """``None`` when it holds no events that count."""
     last_seq: int | None
@@ -78,9 +86,9 @@ def locate_run(path: Path) -> RunDirectory:
     RunNotFoundError
         Neither ``path`` nor ``path/log`` holds a log.
     """
-    if _segment_paths(path / "log"):
+    if _log_files(path / "log"):
         return RunDirectory(path)
-    if _segment_paths(path):
+    if _log_files(path):
         return RunDirectory(path.parent) if path.name == "log" else _LogAlone(path)
     what = (
         "holds no kinlog run"
@@ -97,27 +105,59 @@ def list_segments(scan: LogScan) -> tuple[SegmentSummary, ...]:
     """Summarise a verified log's segments, those that are no part of its history included."""
     history = {segment.path.name: segment for segment in scan.segments}
     fenced = {stray.path.name for stray in scan.fenced}
+    replaced = {path.name for path in scan.replaced}
     newest = scan.segments[-1].path.name if scan.segments else ""
     summaries = []
-    for path in _segment_paths(scan.directory):
-        segment = history.get(path.name)
-        scanned = segment.scan if segment is not None else scan_segment(scan.store.read(path))
+    for file in _log_files(scan.directory):
+        path = scan.directory / file.name
+        if file.kind == "base":
+            if scan.base is not None and file.name not in replaced:
+                summaries.append(_dropped(path, scan))
+            continue
+        segment = history.get(file.name)
+        # Of a compacted segment, the scan has the opening frame only.
+        known = segment.scan if segment is not None and not segment.compacted else None
+        scanned = known or scan_segment(scan.store.read(path))
         through_seq = segment.through_seq if segment is not None else 0
-        state = SegmentState.FENCED if path.name in fenced else _state(scanned, path.name == newest)
-        summaries.append(_summary(path, path.stat().st_size, scanned, state, through_seq))
+        if file.name in replaced:
+            state = SegmentState.REPLACED
+        elif file.name in fenced:
+            state = SegmentState.FENCED
+        else:
+            state = _state(file, scanned, file.name == newest)
+        summaries.append(_summary(path, file, path.stat().st_size, scanned, state, through_seq))
     return tuple(summaries)
+
+
+def _dropped(path: Path, scan: LogScan) -> SegmentSummary:
+    size_bytes = path.stat().st_size
+    return SegmentSummary(
+        name=path.name,
+        run_id=scan.run_id,
+        log_id=scan.log_id,
+        epoch=0,
+        index=0,
+        first_seq=1,
+        last_seq=scan.first_seq - 1,
+        frames=0,
+        events=0,
+        verified_bytes=size_bytes,
+        file_bytes=size_bytes,
+        state=SegmentState.DROPPED,
+    )
 
 
 def survey_segments(directory: Path) -> tuple[SegmentSummary, ...]:
     """Summarise each segment by itself, whether or not they make one history: for logs that are refused."""
-    paths = _segment_paths(directory)
+    files = [file for file in _log_files(directory) if file.kind != "base"]
     summaries = []
-    for path in paths:
+    for file in files:
+        path = directory / file.name
         data = LocalStore().read(path)
         scanned = scan_segment(data)
         through_seq = scanned.frames[-1].last_seq if scanned.frames else 0
-        state = _state(scanned, path == paths[-1])
-        summaries.append(_summary(path, len(data), scanned, state, through_seq))
+        state = _state(file, scanned, file == files[-1])
+        summaries.append(_summary(path, file, len(data), scanned, state, through_seq))
     return tuple(summaries)
 
 
@@ -126,15 +166,15 @@ def stray_content_bytes(stray: StrayBytes) -> int:
     return len(bytes(LocalStore().read(stray.path)[stray.offset_bytes :]).rstrip(b"\0"))
 
 
-def _segment_paths(directory: Path) -> list[Path]:
-    if not directory.is_dir():
-        return []
-    return [directory / name for name in LocalStore().names(directory) if parse_segment_name(name)]
+def _log_files(directory: Path) -> list[LogFile]:
+    return log_files(LocalStore().names(directory)) if directory.is_dir() else []
 
 
-def _state(scan: SegmentScan, newest: bool) -> SegmentState:
+def _state(file: LogFile, scan: SegmentScan, newest: bool) -> SegmentState:
     if scan.end is SegmentEnd.DAMAGED:
         return SegmentState.DAMAGED
+    if file.kind == "compacted":
+        return SegmentState.COMPACTED if scan.end is SegmentEnd.CLOSED else SegmentState.DAMAGED
     if scan.info is None and scan.found == "an empty file":
         return SegmentState.EMPTY
     if scan.end is SegmentEnd.LIVE:
@@ -143,16 +183,15 @@ def _state(scan: SegmentScan, newest: bool) -> SegmentState:
 
 
 def _summary(
-    path: Path, file_bytes: int, scan: SegmentScan, state: SegmentState, through_seq: int
+    path: Path, file: LogFile, file_bytes: int, scan: SegmentScan, state: SegmentState, through_seq: int
 ) -> SegmentSummary:
-    epoch, index = parse_segment_name(path.name) or (0, 0)
     frames = [frame for frame in scan.frames if frame.num_events and frame.last_seq <= through_seq]
     return SegmentSummary(
         name=path.name,
         run_id=scan.info.run_id if scan.info is not None else "",
         log_id=scan.info.log_id if scan.info is not None else "",
-        epoch=epoch,
-        index=index,
+        epoch=file.first[0],
+        index=file.first[1],
         first_seq=frames[0].first_seq if frames else None,
         last_seq=frames[-1].last_seq if frames else None,
         frames=len(frames),

@@ -12,7 +12,6 @@ import msgspec
 
 from kinlog.lineage.fold import fold
 from kinlog.lineage.scan import LogScan
-from kinlog.lineage.state import Projection
 from kinlog.replay.plain_text import (
     format_count,
     format_time,
@@ -46,6 +45,9 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     events: int
+    dropped_events: int
+    """The first of them, of which only the sum is left: what it says of groups and draws is taken as it is, and seals that
+    were redone and restarts are counted after them."""
     lives: int
     drawn: int
     applied: int
@@ -121,7 +123,8 @@ def prove(scan: LogScan, *, reward_steps: int = 3) -> Proof:
     LogUnsupportedError
         An event was written by a newer kinlog.
     """
-    account, projection, impossible = Account(), Projection(), ""
+    projection = scan.beginning()
+    account, impossible = Account(projection), ""
     for record in scan.events():
         account.add(record)
         if not impossible:
@@ -142,24 +145,28 @@ def prove(scan: LogScan, *, reward_steps: int = 3) -> Proof:
         and not counted_twice
         and everywhere <= account.drawn
         and len(account.drawn) == sum(len(c) for c in classes)
+        and account.drawn_total == projection.drawn_total
     )
     first, last = _reward_windows(account, reward_steps)
     return Proof(
         run_id=scan.run_id,
         events=scan.end.seq,
+        dropped_events=scan.first_seq - 1,
         lives=account.lives,
-        drawn=len(account.drawn),
-        applied=len(set(applied)),
-        dropped=_counts(account.dropped.values()),
+        drawn=account.drawn_total,
+        applied=len(set(applied)) + account.settled_applied,
+        dropped=dict(account.settled_dropped + Counter(_counts(account.dropped.values()))),
         parked=_counts(account.parked.values()),
         alive=None if alive is None else len(alive),
         unaccounted=tuple(sorted(unaccounted)),
         counted_twice=tuple(sorted(counted_twice)),
         conservation_holds=conserved,
         draw_cursor=account.draw_cursor,
-        draws_missing=tuple(i for i in range(account.draw_cursor) if not account.draws[i]),
+        draws_missing=tuple(
+            i for i in range(account.first_draw, account.draw_cursor) if not account.draws[i]
+        ),
         draws_repeated=tuple(sorted(i for i, times in account.draws.items() if times > 1)),
-        steps=len(account.steps),
+        steps=len(account.steps) + account.settled_steps,
         steps_rolled_back=account.steps_rolled_back,
         applied_twice=tuple(sorted(g for g, times in applied.items() if times > 1)),
         sealed=account.sealed_total,
@@ -209,7 +216,20 @@ def render_proof(proof: Proof) -> str:
         if proof.holds
         else "DOES NOT HOLD: " + "; ".join(proof.failures)
     )
-    return "\n\n".join([title, text, *_restarts(proof.restarts), verdict])
+    return "\n\n".join([title, *_dropped_history(proof), text, *_restarts(proof.restarts), verdict])
+
+
+def _dropped_history(proof: Proof) -> list[str]:
+    if not proof.dropped_events:
+        return []
+    return [
+        render_paragraph(
+            f"The first {format_count(proof.dropped_events, 'event')} were dropped, and only what they amounted to is "
+            "left: that is taken as it is. What was redone, restarts and rewards are counted after them.",
+            first="  ",
+            rest="  ",
+        )
+    ]
 
 
 def _lives(lives: int) -> str:

@@ -4,6 +4,7 @@ from collections import Counter
 
 import msgspec
 
+from kinlog.lineage.state import GroupPhase, Projection
 from kinlog.schemas import events as e
 from kinlog.schemas.reasons import Reason, Validity
 
@@ -76,9 +77,16 @@ class _Restart:
 
 
 class Account:
-    """Counts a log's events, in order."""
+    """Counts a log's events, in order.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    beginning:
+        What the log begins at. Of groups that were settled before, it has only the numbers; an empty projection is the
+        start of the run.
+    """
+
+    def __init__(self, beginning: Projection) -> None:
         self.lives = 0
         self.drawn: set[int] = set()
         self.draws: Counter[int] = Counter()
@@ -98,6 +106,35 @@ class Account:
         self.late_rejected = 0
         self.restarts: list[RestartAccount] = []
         self._restart: _Restart | None = None
+        self.settled_applied = beginning.applied_forgotten
+        self.settled_dropped = Counter({reason.value: n for reason, n in beginning.dropped.items()})
+        self.settled_steps = beginning.frontier_step
+        self.first_draw = beginning.draw_cursor
+        """Draws before it are only known as a number."""
+        if beginning.last_seq:
+            self._go_on_from(beginning)
+
+    @property
+    def drawn_total(self) -> int:
+        return len(self.drawn) + self.settled_applied + self.settled_dropped.total()
+
+    def _go_on_from(self, p: Projection) -> None:
+        self.lives = 1  # the one that was going on
+        self.draw_cursor = p.draw_cursor
+        self.sealed_total = p.sealed_total
+        self.late_rejected = p.late_rejected
+        self.steps = [
+            e.StepApplied(train_step=step, group_ids=groups) for step, groups in sorted(p.steps.items())
+        ]
+        for group in p.groups.values():
+            self.drawn.add(group.group_id)
+            if group.phase is GroupPhase.PARKED and group.parked_reason is not None:
+                self.parked[group.group_id] = group.parked_reason
+            for sibling in group.siblings.values():
+                if sibling.running:
+                    self.running.add((group.group_id, sibling.generation))
+                if sibling.sealed is not None:
+                    self._keep(sibling.sealed)
 
     def applied_groups(self) -> Counter[int]:
         """Return group -> how often the surviving history trains on it."""
@@ -196,6 +233,9 @@ class Account:
     def _sealed(self, event: e.SiblingSealed) -> None:
         self.sealed_total += 1
         self.running.discard((event.group_id, event.generation))
+        self._keep(event)
+
+    def _keep(self, event: e.SiblingSealed) -> None:
         self.sealed.setdefault(event.group_id, {})[event.generation] = SealedAttempt(
             event.attempt,
             event.raw_reward,

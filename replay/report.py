@@ -94,6 +94,8 @@ class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
     rows_missing: tuple[RowProblem, ...]
     """Rows that the checkpoint promised, and that are redone by explicit choice."""
     quarantined_bytes: int
+    rows_put_back: int
+    """Staged rows that the data plane lacked, and that the row journal gave back."""
     seconds: dict[str, float]
     """Time spent by phase, in order."""
     notes: tuple[str, ...]
@@ -110,6 +112,7 @@ def build_report(
     log_end: Position,
     step_before: int,
     quarantined_bytes: int = 0,
+    rows_put_back: int = 0,
     seconds: Mapping[str, float] | None = None,
     notes: Sequence[str] = (),
 ) -> RecoveryReport:
@@ -133,6 +136,8 @@ def build_report(
         The last optimizer step that the log holds before the restart undoes any.
     quarantined_bytes:
         What the repair of the log's tail copies aside.
+    rows_put_back:
+        What the row journal gives back.
     seconds:
         Time spent by phase, in order.
     notes:
@@ -157,17 +162,26 @@ def build_report(
         weight_version=plan.weight_version,
         steps_undone=step_before - plan.train_step,
         draw_cursor=restored.draw_cursor,
-        groups_alive=restored.alive_total - len(plan.dropped),
+        groups_alive=restored.alive_total - len(plan.dropped) - len(plan.parked),
         groups_reused=len(plan.finalized),
-        groups_to_finalize=restored.alive_total - len(plan.dropped) - len(plan.finalized) - len(plan.waiting),
+        groups_to_finalize=restored.alive_total
+        - len(plan.dropped)
+        - len(plan.parked)
+        - len(plan.finalized)
+        - len(plan.waiting),
         groups_refinalized=len(plan.refinalized),
         groups_rolled_back=_by_reason(event.reason for event in plan.finalize_failed),
         groups_waiting=len(plan.waiting),
         groups_dropped=_by_reason(event.reason for event in plan.dropped),
         groups_parked=_by_reason(
-            group.parked_reason
-            for group in restored.groups.values()
-            if group.phase is GroupPhase.PARKED and group.parked_reason is not None
+            [
+                *(event.reason for event in plan.parked),
+                *(
+                    group.parked_reason
+                    for group in restored.groups.values()
+                    if group.phase is GroupPhase.PARKED and group.parked_reason is not None
+                ),
+            ]
         ),
         siblings_reused=len(plan.reused),
         siblings_to_dispatch=sum(
@@ -183,6 +197,7 @@ def build_report(
         rows_cleared={partition.value: len(keys) for partition, keys in plan.unreferenced.items() if keys},
         rows_missing=plan.missing_promised,
         quarantined_bytes=quarantined_bytes,
+        rows_put_back=rows_put_back,
         seconds=dict(seconds or {}),
         notes=tuple(notes),
     )
@@ -236,6 +251,7 @@ def render_redone(plan: RecoveryPlan) -> str:
         ),
         *((str(group_id), "", "", "finalize again", "outcome unknown", "") for group_id in plan.refinalized),
         *((str(e.group_id), "", "", "drop", e.reason.value, e.detail) for e in plan.dropped),
+        *((str(e.group_id), "", "", "park", e.reason.value, e.detail) for e in plan.parked),
     ]
     if not rows:
         return "nothing is redone or dropped"
@@ -299,5 +315,6 @@ def _leavings(report: RecoveryReport) -> list[tuple[str, str]]:
         ("rows of durable steps", render_counts(report.rows_retired)),
         ("rows to clear" if not report.executed else "rows cleared", render_counts(report.rows_cleared)),
         ("bytes quarantined", format_bytes(report.quarantined_bytes)),
+        ("rows put back", f"{report.rows_put_back:,}"),
         *([("seconds", seconds)] if seconds else []),
     ]

@@ -7,6 +7,7 @@ import msgspec
 from kinlog.lineage.fold import fold
 from kinlog.lineage.scan import LogScan
 from kinlog.lineage.state import GroupPhase, Projection
+from kinlog.replay.inspection import list_segments
 from kinlog.replay.lives import Life, LivesTally
 from kinlog.schemas import events as e
 from kinlog.schemas.reasons import CheckpointKind
@@ -91,6 +92,8 @@ class RunStatistics(msgspec.Struct, frozen=True, kw_only=True):
     segments: int
     verified_bytes: int
     events: int
+    dropped_events: int
+    """The first of them: of these only the sum is left. What is counted event by event is counted after them."""
     events_by_kind: dict[str, int]
     groups: GroupStatistics
     siblings: SiblingStatistics
@@ -166,7 +169,7 @@ def collect_statistics(scan: LogScan) -> RunStatistics:
     LogUnsupportedError
         An event was written by a newer kinlog.
     """
-    projection, lives, tally = Projection(), LivesTally(), _Tally()
+    projection, lives, tally = scan.beginning(), LivesTally(), _Tally()
     for record in scan.events():
         tally.add(record, projection)
         lives.add(record)
@@ -180,8 +183,9 @@ def collect_statistics(scan: LogScan) -> RunStatistics:
         run_id=scan.run_id,
         log_id=scan.log_id,
         segments=len(scan.segments),
-        verified_bytes=sum(segment.scan.end_offset for segment in scan.segments),
+        verified_bytes=sum(segment.verified_bytes for segment in list_segments(scan)),
         events=scan.end.seq,
+        dropped_events=scan.first_seq - 1,
         events_by_kind=dict(tally.kinds),
         groups=GroupStatistics(
             drawn=projection.drawn_total,

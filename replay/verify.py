@@ -1,14 +1,19 @@
 """Verification of a whole run: every frame, the chain, the story that the events tell, and the checkpoints against it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from kinlog.lineage.fold import fold
+from kinlog.lineage.fold import FOLD_VERSION, fold
 from kinlog.lineage.run_directory import RunDirectory
-from kinlog.lineage.scan import LogScan, StrayBytes, scan_log
-from kinlog.lineage.state import Projection, projection_digest
+from kinlog.lineage.scan import LogScan, StrayBytes, holds_mark, scan_log
+from kinlog.lineage.state import projection_digest
+from kinlog.replay.advice import (
+    advice_for_checkpoint,
+    advice_for_damage,
+    advice_for_impossible_story,
+)
 from kinlog.replay.checkpoints import FoundCheckpoint, find_checkpoints
 from kinlog.replay.inspection import (
     SegmentSummary,
@@ -16,13 +21,15 @@ from kinlog.replay.inspection import (
     stray_content_bytes,
     survey_segments,
 )
+from kinlog.replay.left_out import LeftOut
 from kinlog.replay.lives import Life, LivesTally
 from kinlog.replay.report import brief_problem
+from kinlog.replay.salvage_plan import SalvagePlan, plan_salvage
 from kinlog.schemas.errors import LogDamagedError, TransitionError
 from kinlog.schemas.events import Position, TailTruncated
 from kinlog.schemas.reasons import CheckpointKind
 
-__all__ = ["CheckpointCheck", "Damage", "Repair", "Stray", "Verification", "holds_mark", "verify_everything"]
+__all__ = ["CheckpointCheck", "Damage", "Repair", "Stray", "Verification", "verify_everything"]
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,11 +75,23 @@ class CheckpointCheck(msgspec.Struct, frozen=True, kw_only=True):
     train_step: int | None
     position: Position | None
     in_log: bool | None
-    """Whether the log holds the frame that the manifest names. ``None``: not its log, or not compared."""
+    """Whether the log holds the frame that the manifest names. ``None``: not its log, or not comparable any more."""
     projection_equal: bool | None
-    """Whether folding the log up to its position gives the projection that the manifest promises."""
+    """Whether folding the log up to its position gives the projection that the manifest promises. ``None``: not its log,
+    or the history is gone, or another kinlog's fold made it."""
+    files: int
+    """How many files its manifest lists, each compared by size and digest."""
     problem: str
     """What is wrong with its files; empty when all are as its manifest says."""
+
+    @property
+    def intact(self) -> bool:
+        return self.kind is not None and not self.problem
+
+    @property
+    def broken(self) -> bool:
+        """Whether it was committed, and is not what its manifest or the log says."""
+        return self.kind is not None and (bool(self.problem) or self.projection_equal is False)
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +102,9 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     log_id: str
     segments: tuple[SegmentSummary, ...]
     events: int
+    """All of the run; up to the damage, if there is any."""
+    dropped_events: int
+    """The first of them, of which only the sum is left."""
     end: Position | None
     """The last event. ``None`` when the log is damaged."""
     lives: tuple[Life, ...]
@@ -92,6 +114,14 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     damage: Damage | None
     impossible: str
     """The first event that does not fit the state it meets; empty when the whole log can be folded."""
+    salvageable_seq: int
+    """The last event that can be replayed in spite of what is wrong; the log's last one when nothing is."""
+    left_out: tuple[LeftOut, ...]
+    """What lies at and behind the place where trust ends. Empty for a sound log."""
+    missing: tuple[tuple[int, int], ...]
+    """Ranges of seq there of which nothing is left to read."""
+    advice: tuple[str, ...]
+    """What to do, step by step; empty when there is nothing to do."""
 
     @property
     def sound(self) -> bool:
@@ -101,23 +131,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def broken_checkpoints(self) -> tuple[CheckpointCheck, ...]:
         """Committed checkpoints that are not what their manifest or the log says."""
-        return tuple(
-            check
-            for check in self.checkpoints
-            if check.kind is not None and (check.problem or check.projection_equal is False)
-        )
-
-
-def holds_mark(scan: LogScan, mark: Position) -> bool:
-    """Whether the log has a frame that ends at the mark, with its checksum."""
-    if mark.seq == 0:
-        return True
-    return any(
-        frame.last_seq == mark.seq and frame.checksum == mark.checksum
-        for segment in scan.segments
-        if mark.seq <= segment.through_seq
-        for frame in segment.scan.frames
-    )
+        return tuple(check for check in self.checkpoints if check.broken)
 
 
 def verify_everything(run: RunDirectory) -> Verification:
@@ -136,20 +150,26 @@ def verify_everything(run: RunDirectory) -> Verification:
         return _damaged(run, error)
     found = tuple(find_checkpoints(run.checkpoints, log_id=scan.log_id))
     marks = [f.manifest.position for f in found if f.manifest and f.manifest.log_id == scan.log_id]
-    if not all(holds_mark(scan, mark) for mark in marks):
+    if any(holds_mark(scan, mark) is False for mark in marks):
         try:
             # A live log may have grown since it was read. If that is not why, this says what is wrong.
             scan = scan_log(run.log, marks=marks)
         except LogDamagedError as error:
             return _damaged(run, error, scan, found)
-    return _tell(scan, run, found)
+    try:
+        return _tell(scan, run, found)
+    except LogDamagedError as error:
+        # In a compacted segment: nobody has read it so far.
+        return _damaged(run, error, scan, found)
 
 
 def _tell(scan: LogScan, run: RunDirectory, found: Sequence[FoundCheckpoint]) -> Verification:
-    projection, lives, impossible = Projection(), LivesTally(), ""
+    projection, lives, impossible = scan.beginning(), LivesTally(), ""
     repairs: list[Repair] = []
     wanted = {f.manifest.position.seq for f in found if f.manifest and f.manifest.log_id == scan.log_id}
     digests: dict[int, str] = {}
+    if projection.last_seq in wanted:
+        digests[projection.last_seq] = projection_digest(projection).hex()
     for record in scan.events():
         lives.add(record)
         if isinstance(record.event, TailTruncated):
@@ -162,19 +182,26 @@ def _tell(scan: LogScan, run: RunDirectory, found: Sequence[FoundCheckpoint]) ->
             else:
                 if record.seq in wanted:
                     digests[record.seq] = projection_digest(projection).hex()
+    checkpoints = tuple(_check(f, scan, digests) for f in found)
+    plan = plan_salvage(run.log) if impossible else None
     return Verification(
         log=str(run.log),
         run_id=scan.run_id,
         log_id=scan.log_id,
         segments=list_segments(scan),
         events=scan.end.seq,
+        dropped_events=scan.first_seq - 1,
         end=scan.end,
         lives=lives.lives(),
         repairs=tuple(repairs),
         stray=(*_strays(scan.torn, fenced=False), *_strays(scan.fenced, fenced=True)),
-        checkpoints=tuple(_check(f, scan, digests) for f in found),
+        checkpoints=checkpoints,
         damage=None,
         impossible=impossible,
+        salvageable_seq=plan.last_seq if plan is not None else scan.end.seq,
+        left_out=plan.left_out if plan is not None else (),
+        missing=plan.missing if plan is not None else (),
+        advice=tuple(_advice(run, checkpoints, None, plan)),
     )
 
 
@@ -188,34 +215,58 @@ def _damaged(
     first = next((segment for segment in segments if segment.log_id), None)
     if scan is None and first is not None:
         found = tuple(find_checkpoints(run.checkpoints, log_id=first.log_id))
+    checkpoints = tuple(_check(f, scan, {}) if scan is not None else _uncompared(f) for f in found)
+    plan = plan_salvage(run.log)
+    damage = Damage(
+        what=error.what,
+        segment=error.segment,
+        offset_bytes=error.offset_bytes,
+        seq=error.seq,
+        expected=error.expected,
+        found=error.found,
+    )
     return Verification(
         log=str(run.log),
         run_id=first.run_id if first is not None else "",
         log_id=first.log_id if first is not None else "",
         segments=segments,
         events=sum(segment.events for segment in segments),
+        dropped_events=0,
         end=None,
         lives=(),
         repairs=(),
         stray=(),
-        checkpoints=tuple(_check(f, scan, {}) if scan is not None else _uncompared(f) for f in found),
-        damage=Damage(
-            what=error.what,
-            segment=error.segment,
-            offset_bytes=error.offset_bytes,
-            seq=error.seq,
-            expected=error.expected,
-            found=error.found,
-        ),
+        checkpoints=checkpoints,
+        damage=damage,
         impossible="",
+        salvageable_seq=plan.last_seq,
+        left_out=plan.left_out,
+        missing=plan.missing,
+        advice=tuple(_advice(run, checkpoints, damage, plan)),
     )
+
+
+def _advice(
+    run: RunDirectory,
+    checkpoints: Sequence[CheckpointCheck],
+    damage: Damage | None,
+    plan: SalvagePlan | None,
+) -> Iterator[str]:
+    if damage is not None and plan is not None:
+        intact = [check for check in checkpoints if check.intact]
+        yield from advice_for_damage(run, intact=intact, salvageable_seq=plan.last_seq)
+    elif plan is not None:
+        yield from advice_for_impossible_story(run, salvageable_seq=plan.last_seq)
+    for check in checkpoints:
+        if check.broken:
+            yield advice_for_checkpoint(run, check.name)
 
 
 def _check(found: FoundCheckpoint, scan: LogScan, digests: dict[int, str]) -> CheckpointCheck:
     manifest = found.manifest
     if manifest is None or manifest.log_id != scan.log_id:
         return _uncompared(found)
-    digest = digests.get(manifest.position.seq)
+    digest = digests.get(manifest.position.seq) if manifest.fold_version == FOLD_VERSION else None
     return CheckpointCheck(
         name=found.path.name,
         kind=manifest.kind,
@@ -223,6 +274,7 @@ def _check(found: FoundCheckpoint, scan: LogScan, digests: dict[int, str]) -> Ch
         position=manifest.position,
         in_log=holds_mark(scan, manifest.position),
         projection_equal=None if digest is None else digest == manifest.projection_digest,
+        files=len(manifest.files) if manifest is not None else 0,
         problem=brief_problem(found.path.name, found.problem),
     )
 
@@ -236,6 +288,7 @@ def _uncompared(found: FoundCheckpoint) -> CheckpointCheck:
         position=manifest.position if manifest is not None else None,
         in_log=None,
         projection_equal=None,
+        files=len(manifest.files) if manifest is not None else 0,
         problem=brief_problem(found.path.name, found.problem),
     )
 

@@ -13,6 +13,7 @@ from kinlog.schemas.errors import ConfigError
 from kinlog.schemas.prompts import digest_bytes
 from kinlog.schemas.reasons import Granularity
 from kinlog.schemas.settings import (
+    USERS_OF_SAMPLER_SETTINGS,
     CheckpointingSettings,
     DataPlaneSettings,
     DatasetSettings,
@@ -21,6 +22,7 @@ from kinlog.schemas.settings import (
     ModelSettings,
     RolloutRecoverySettings,
     RolloutSettings,
+    RowJournalSettings,
     SamplerSettings,
     Settings,
     SupervisionSettings,
@@ -48,6 +50,7 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     rollout_recovery: RolloutRecoverySettings = RolloutRecoverySettings()
     checkpointing: CheckpointingSettings = CheckpointingSettings()
     token_capture: TokenCaptureSettings = TokenCaptureSettings()
+    row_journal: RowJournalSettings = RowJournalSettings()
     log: LogSettings = LogSettings()
     data_plane: DataPlaneSettings = DataPlaneSettings()
     supervision: SupervisionSettings = SupervisionSettings()
@@ -109,31 +112,17 @@ def _check_sections(config: RunConfig, source: str) -> None:
             raise ConfigError(f"{source}: {needs} checkpointing.{key}: true; found false. {because}.")
     elif not config.token_capture.enabled:
         raise ConfigError(f"{source}: token_capture.enabled is false, and training is on captured tokens")
-    tasks = {task.name for task in config.dataset.tasks}
-    if len(tasks) != len(config.dataset.tasks):
+    if len({task.name for task in config.dataset.tasks}) != len(config.dataset.tasks):
         raise ConfigError(f"{source}: dataset.tasks: two tasks have the same name; names identify tasks")
-    agents = {task.agent for task in config.dataset.tasks}
-    for key, wanted, existing in (
-        ("task_granularity_overrides", recovery.task_granularity_overrides, tasks),
-        ("agent_granularity_overrides", recovery.agent_granularity_overrides, agents),
-    ):
-        for name in wanted:
-            if name not in existing:
-                raise ConfigError(
-                    f"{source}: rollout_recovery.{key}: no prompt of the dataset has {name!r}; "
-                    f"those that exist: {', '.join(sorted(existing))}"
-                )
-    if config.supervision.stall_timeout_s <= 2 * checkpointing.timeout_s:
-        raise ConfigError(
-            f"{source}: supervision.stall_timeout_s is {config.supervision.stall_timeout_s:g}, not above twice "
-            f"checkpointing.timeout_s ({checkpointing.timeout_s:g}): a slow save would end the run"
-        )
+    _check_sampler(config.sampler, source)
+    _check_waits(config, source)
     rollout = config.rollout
     if config.trainer.groups_per_step > rollout.max_live_groups:
         raise ConfigError(
             f"{source}: trainer.groups_per_step is {config.trainer.groups_per_step}, more than "
             f"rollout.max_live_groups ({rollout.max_live_groups}): a step could never be filled"
         )
+    _check_ready_groups(config, source)
     granularities = {
         recovery.resolve(agent_name=task.agent, task_name=task.name) for task in config.dataset.tasks
     }
@@ -142,10 +131,57 @@ def _check_sections(config: RunConfig, source: str) -> None:
             f"{source}: rollout.max_inflight_siblings is {rollout.max_inflight_siblings}, and a group of granularity "
             f"prompt_group runs rollout.num_generations ({rollout.num_generations}) siblings at once"
         )
-    if config.supervision.stall_timeout_s <= rollout.sibling_timeout_s:
+
+
+def _check_ready_groups(config: RunConfig, source: str) -> None:
+    limit, wanted = config.sampler.max_ready_groups, config.trainer.groups_per_step
+    if limit is not None and limit < wanted:
         raise ConfigError(
-            f"{source}: supervision.stall_timeout_s is {config.supervision.stall_timeout_s:g}, not above "
-            f"rollout.sibling_timeout_s ({rollout.sibling_timeout_s:g}): a single long rollout would end the run"
+            f"{source}: sampler.max_ready_groups is {limit}, less than trainer.groups_per_step ({wanted}): what a step "
+            "needs would be evicted before it is complete"
+        )
+
+
+def _check_waits(config: RunConfig, source: str) -> None:
+    """Refuse waits that are in order, and that the watchdog would take for a stall."""
+    stall_timeout_s = config.supervision.stall_timeout_s
+    for key, wait_s, what in (
+        ("twice checkpointing.timeout_s", 2 * config.checkpointing.timeout_s, "a slow save"),
+        ("rollout.sibling_timeout_s", config.rollout.sibling_timeout_s, "a single long rollout"),
+        (
+            "supervision.max_retry_backoff_s",
+            config.supervision.max_retry_backoff_s,
+            "a single pause before a retry",
+        ),
+        (
+            "supervision.restart_timeout_s",
+            config.supervision.restart_timeout_s,
+            "a single restart of a worker",
+        ),
+        (
+            "supervision.preemption_grace_s",
+            config.supervision.preemption_grace_s,
+            "waiting for what is about to finish",
+        ),
+    ):
+        if stall_timeout_s <= wait_s:
+            raise ConfigError(
+                f"{source}: supervision.stall_timeout_s is {stall_timeout_s:g}, not above {key} ({wait_s:g}): {what} "
+                "would end the run"
+            )
+
+
+def _check_sampler(sampler: SamplerSettings, source: str) -> None:
+    """Refuse a setting that the chosen sampler would ignore. One of the user's own may use them all."""
+    if ":" in sampler.name:
+        return
+    for field in msgspec.structs.fields(SamplerSettings):
+        users = USERS_OF_SAMPLER_SETTINGS.get(field.name)
+        if users is None or sampler.name in users or getattr(sampler, field.name) == field.default:
+            continue
+        raise ConfigError(
+            f"{source}: sampler.{field.name} is {getattr(sampler, field.name)}, which sampler {sampler.name!r} does not "
+            f"use; {', '.join(users)} would. Leave it out, or set sampler.name."
         )
 
 

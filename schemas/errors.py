@@ -30,6 +30,7 @@ __all__ = [
     "StalledError",
     "DemoFailedError",
     "RolloutsFailError",
+    "PreemptedError",
 ]
 
 
@@ -228,7 +229,14 @@ class DemoFailedError(KinlogError):
 
 
 class RolloutsFailError(KinlogError):
-    """No rollout of the run has ever succeeded, and many have failed. The message quotes the last failure."""
+    """Rollouts fail, and the run cannot come to anything, or was told to stop at it. Correct what they fail of."""
 
     code = "rollouts_fail"
     exit_code = 24
+
+
+class PreemptedError(KinlogError):
+    """The run was told to stop, and has. Nothing sealed is lost: resume it."""
+
+    code = "preempted"
+    exit_code = 25

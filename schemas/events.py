@@ -56,7 +56,8 @@ def _kind_name(class_name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", class_name).lower()
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_kind_name):
+# Nothing here can be part of a cycle, and a run keeps many thousands: the collector need not walk through them.
+class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag=_kind_name):
     """The base of every event."""
 
     VERSION: ClassVar[int] = 1
@@ -96,6 +97,8 @@ class RetryBudget(msgspec.Struct, frozen=True, array_like=True):
 
     infrastructure: int
     data: int
+    restarts: int | None = None
+    """How many attempts may be under way when a controller dies. ``None``: no restart is charged to anybody."""
 
 
 class CanonicalRowRef(msgspec.Struct, frozen=True, array_like=True):

@@ -6,7 +6,15 @@ from kinlog.schemas.events import SiblingSealed
 from kinlog.schemas.prompts import PromptRef
 from kinlog.schemas.reasons import Reason
 
-__all__ = ["RolloutOrder", "RolloutFailed", "FinalizeOrder", "FinalizeRejected", "TrainOrder", "TrainMetrics"]
+__all__ = [
+    "RolloutOrder",
+    "RolloutFailed",
+    "FinalizeOrder",
+    "FinalizeRejected",
+    "TrainOrder",
+    "TrainMetrics",
+    "PutBack",
+]
 
 
 class RolloutOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,3 +78,14 @@ class TrainMetrics(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     loss_tokens: int
     seconds: float
+
+
+class PutBack(msgspec.Struct, frozen=True, kw_only=True):
+    """What the row journal gave back at a restart."""
+
+    num_rows: int = 0
+    completion_tokens: int = 0
+    missing: tuple[str, ...] = ()
+    """Keys of the rows that no journal segment has."""
+    damaged: tuple[str, ...] = ()
+    """What is wrong with the segments that do not verify, and that were left alone."""

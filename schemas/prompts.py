@@ -5,14 +5,15 @@ from typing import Annotated
 
 import msgspec
 
-__all__ = ["Digest", "DIGEST_BYTES", "digest_bytes", "PromptRef", "MAX_SAMPLE_ID_BYTES"]
+__all__ = ["Digest", "DIGEST_BYTES", "digest_bytes", "PromptRef", "MAX_NAME_BYTES"]
 
 DIGEST_BYTES = 16
 
 #: BLAKE2b with a 16-byte digest: 2**64 work to collide, and small enough to record for every model call.
 Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 
-MAX_SAMPLE_ID_BYTES = 1024
+#: Limit on a sample id, a task name and an agent name, in UTF-8: three of them fit into one event.
+MAX_NAME_BYTES = 1024
 
 
 def digest_bytes(*parts: bytes) -> bytes:

@@ -20,6 +20,8 @@ class Reason(StrEnum):
     TIMEOUT = "timeout"
     WORKER_LOST = "worker_lost"
     CONTROLLER_RESTART = "controller_restart"
+    #: The run was told to stop while the attempt was running: nobody's failure, and no death of the controller.
+    PREEMPTED = "preempted"
     COHORT_RESTART = "cohort_restart"
     ROWS_MISSING = "rows_missing"
     DIGEST_MISMATCH = "digest_mismatch"

@@ -3,11 +3,16 @@
 Staging keys are not stored: they follow from typed identity, by :func:`staging_key`.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from kinlog.schemas.prompts import Digest
 
-__all__ = ["ModelCall", "Receipt", "staging_key", "canonical_key"]
+__all__ = ["MAX_MODEL_CALLS", "ModelCall", "Receipt", "canonical_key", "staging_key", "staging_keys"]
+
+#: Model calls whose receipt fits into one event for certain, with every count and version of up to 32 bits.
+MAX_MODEL_CALLS = 96
 
 
 class ModelCall(msgspec.Struct, frozen=True, array_like=True):
@@ -25,7 +30,7 @@ class ModelCall(msgspec.Struct, frozen=True, array_like=True):
     """Digest of the staged row, as ``kinlog.workers.rows`` defines it."""
 
 
-class Receipt(msgspec.Struct, frozen=True, array_like=True):
+class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The ordered manifest of a sealed sibling's model calls."""
 
     calls: tuple[ModelCall, ...]
@@ -41,11 +46,17 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
         return sum(call.completion_tokens for call in self.calls)
 
 
-def staging_key(group_id: int, generation: int, attempt: int, call: int) -> str:
-    """Return the data plane's key of one model call's row. For the data plane and for display: never parsed."""
-    return f"g{group_id}.s{generation}.a{attempt}.c{call}"
-
-
 def canonical_key(group_id: int, generation: int, attempt: int) -> str:
     """Return the data plane's key of a sibling's trainable row. Deterministic, so publishing it is idempotent."""
     return f"g{group_id}.s{generation}.a{attempt}"
+
+
+def staging_key(group_id: int, generation: int, attempt: int, call: int) -> str:
+    """Return the data plane's key of one model call's row. For the data plane and for display: never parsed."""
+    return staging_keys(group_id, generation, attempt, (call,))[0]
+
+
+def staging_keys(group_id: int, generation: int, attempt: int, calls: Iterable[int]) -> list[str]:
+    """Return the data plane's keys of the rows of an attempt's model calls."""
+    attempt_key = canonical_key(group_id, generation, attempt)
+    return [f"{attempt_key}.c{call}" for call in calls]

@@ -1,11 +1,14 @@
 """The sections of a run's configuration. Every section is strict: an unknown key is an error."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from kinlog.schemas.reasons import Granularity
+from kinlog.schemas.receipts import MAX_MODEL_CALLS
 
 __all__ = [
     "Settings",
@@ -19,9 +22,11 @@ __all__ = [
     "RolloutRecoverySettings",
     "CheckpointingSettings",
     "TokenCaptureSettings",
+    "RowJournalSettings",
     "LogSettings",
     "DataPlaneSettings",
     "SupervisionSettings",
+    "USERS_OF_SAMPLER_SETTINGS",
 ]
 
 PositiveInt = Annotated[int, Meta(ge=1)]
@@ -120,6 +125,22 @@ class SamplerSettings(Settings, frozen=True, kw_only=True):
     """``windowed``, ``weight_fifo``, ``ready_first``: a group whose oldest tokens are staler than this is dropped."""
     freshest_first: bool = False
     """``windowed``: prefer the freshest ready groups to the oldest."""
+    max_ready_groups: PositiveInt | None = None
+    """``windowed``, ``weight_fifo``, ``ready_first``: finalized groups that the replay buffer keeps. Those beyond it are
+    evicted, those of the oldest weights first, and generation goes on as long as fresher ones can take their place.
+    ``None``: nothing is evicted, and generation waits when the permits are used up."""
+
+
+#: Setting -> the samplers that use it. With another one it would be ignored, which is refused.
+USERS_OF_SAMPLER_SETTINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "max_lookahead_versions": ("in_order",),
+        "shortfall": ("in_order",),
+        "max_staleness_versions": ("windowed", "weight_fifo", "ready_first"),
+        "freshest_first": ("windowed",),
+        "max_ready_groups": ("windowed", "weight_fifo", "ready_first"),
+    }
+)
 
 
 class RolloutSettings(Settings, frozen=True, kw_only=True):
@@ -136,6 +157,9 @@ class RolloutSettings(Settings, frozen=True, kw_only=True):
     """Failures of workers, network or data plane that a sibling may have, over all lives of the run."""
     max_data_retries: NonNegativeInt = 2
     """Failures of the sibling's own: an environment that refuses it, a result that is not valid."""
+    max_controller_restarts: NonNegativeInt | None = None
+    """Deaths of the controller that a sibling's attempts may be under way at. ``None``: they are charged to nobody,
+    since most that are under way are innocent. With a limit, a rollout that kills the run each time is found out."""
     invalid_siblings: Literal["retry", "keep_masked"] = "retry"
     """What to do with a result that is no example (its environment failed, or its capture is poisoned): generate it
     again while the data budget lasts, or keep it at once as a row that is masked throughout."""
@@ -145,8 +169,8 @@ class RolloutSettings(Settings, frozen=True, kw_only=True):
     the run stopped."""
     min_valid_fraction_per_group: Annotated[float, Meta(gt=0, le=1)] = 0.5
     """A finalized group with a smaller fraction of valid siblings is dropped; one without any always is."""
-    max_turns: PositiveInt = 2
-    """Model calls of one rollout, for agents that take several."""
+    max_turns: Annotated[int, Meta(ge=1, le=MAX_MODEL_CALLS)] = 2
+    """Model calls of one rollout, for agents that take several. At most as many as one event can hold the receipt of."""
     retry_discount: Fraction = 0.5
     """``retry`` agent: what each call after the first multiplies the reward by."""
     length_penalty: Annotated[float, Meta(ge=0)] = 0.0
@@ -167,6 +191,10 @@ class RolloutRecoverySettings(Settings, frozen=True, kw_only=True):
     """What to do about rows that the checkpoint promised and the data plane lacks."""
     future_weights: Literal["reuse", "discard"] = "reuse"
     """What to do with rollouts made by weights newer than the restored trainer's."""
+    over_capacity: Literal["keep", "evict", "refuse"] = "keep"
+    """What to do when more groups are alive than ``rollout.max_live_groups`` now allows: keep them and draw nothing
+    until there is room, evict as many (those for the furthest steps first, then those drawn last), or refuse to
+    resume. Groups that are trained on again, since the trainer was rolled back, are not counted."""
 
     def resolve(self, *, agent_name: str, task_name: str) -> Granularity:
         """Return the granularity of a prompt: resolved once, at reservation, and stored with the group."""
@@ -181,9 +209,16 @@ class CheckpointingSettings(Settings, frozen=True, kw_only=True):
     enabled: bool = True
     save_data_plane: bool = True
     every_steps: PositiveInt = 5
+    rollout_every_s: PositiveFloat | None = None
+    """Seconds between rollout checkpoints, which are taken between those of the trainer and go with the newest of them.
+    ``None``: only when asked for."""
     keep: Annotated[int, Meta(ge=2)] = 2
+    """Trainer checkpoints. Of rollout checkpoints, the newest two since the last of the trainer are kept."""
     timeout_s: PositiveFloat = 120.0
     """A save of the data plane that takes longer, or a whole save of twice that, costs that checkpoint, not the run."""
+    max_failures_in_a_row: PositiveInt = 5
+    """Checkpoints of either kind that may fail one after the other before the run ends: it would otherwise go on, with
+    more and more to lose, and nobody would know."""
 
 
 class TokenCaptureSettings(Settings, frozen=True, kw_only=True):
@@ -191,6 +226,16 @@ class TokenCaptureSettings(Settings, frozen=True, kw_only=True):
 
     enabled: bool = True
     """Training is on captured tokens, so there is no run without; the switch is there to be refused by name."""
+
+
+class RowJournalSettings(Settings, frozen=True, kw_only=True):
+    """Workers keep the token rows that they stage in a journal on disk, so that a kill at any moment costs no sealed
+    sibling."""
+
+    enabled: bool = True
+    """Without it, siblings that were sealed after the last checkpoint are generated again at a restart."""
+    segment_bytes: Annotated[int, Meta(ge=65_536)] = 16 * 1024 * 1024
+    """A segment is removed as a whole, once every row in it is durable elsewhere or gone."""
 
 
 class LogSettings(Settings, frozen=True, kw_only=True):
@@ -201,6 +246,10 @@ class LogSettings(Settings, frozen=True, kw_only=True):
     failure. ``os``: survives the process, not the machine."""
     interval_ms: PositiveInt = 50
     segment_bytes: Annotated[int, Meta(ge=65_536)] = 16 * 1024 * 1024
+    history: Literal["keep", "drop"] = "keep"
+    """What becomes of the events behind the oldest kept checkpoint. ``keep``: they stay for ever, compressed. ``drop``:
+    they are replaced by what they amount to; the run cannot begin again from its start, and nobody can read any more
+    what happened before."""
 
 
 class DataPlaneSettings(Settings, frozen=True, kw_only=True):
@@ -217,11 +266,17 @@ class SupervisionSettings(Settings, frozen=True, kw_only=True):
     """Pause between two health probes of workers and data plane."""
     probe_timeout_s: PositiveFloat = 30.0
     max_failed_probes: PositiveInt = 3
-    """Probes in a row that may fail before the run is stopped."""
+    """Probes in a row that may fail before the run is stopped. A generation worker that leaves one fewer unanswered is
+    restarted."""
+    start_timeout_s: PositiveFloat = 300.0
+    """How long each phase of a start may take: the data plane, the workers, loading the trainer, publishing weights."""
     restart_timeout_s: PositiveFloat = 180.0
     """How long a worker's restart may take before the worker counts as lost."""
     stall_timeout_s: PositiveFloat = 300.0
     """The run is stopped when nothing at all was recorded for this long, saying what waits for what."""
+    preemption_grace_s: PositiveFloat = 20.0
+    """How long a run that is told to stop (SIGTERM, Ctrl-C) lets what is under way finish, its last checkpoint included.
+    Closing takes some seconds more: whoever sends SIGKILL should wait for both."""
     retry_backoff_s: PositiveFloat = 0.5
     """Pause before a sibling's first retry; doubled for each further one."""
     max_retry_backoff_s: PositiveFloat = 30.0

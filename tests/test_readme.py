@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections import ChainMap
 from pathlib import Path
 
 import msgspec
@@ -40,8 +41,9 @@ def test_arrow_example_reads_a_segment(tmp_path: Path):
 
 
 def test_smallest_configuration_and_recovery_section_are_accepted():
-    smallest, recovery, rollout = (yaml.safe_load(block) for block in blocks("yaml"))
-    config = parse_config(yaml.safe_dump(smallest | recovery | rollout))
+    smallest, *sections = (yaml.safe_load(block) for block in blocks("yaml"))
+    assert {key for section in sections for key in section} >= {"rollout_recovery", "rollout", "log"}
+    config = parse_config(yaml.safe_dump(dict(ChainMap(smallest, *sections))))
     assert config.rollout_recovery.resolve(agent_name="retry", task_name="bits") == "prompt_group"
 
 

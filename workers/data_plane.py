@@ -19,10 +19,13 @@ from typing import Self, TypeVar
 
 import torch
 
+from kinlog.lineage.store import LocalStore
 from kinlog.schemas.errors import RowCorruptError
+from kinlog.schemas.orders import PutBack
 from kinlog.schemas.reasons import Partition
 from kinlog.schemas.rows import RowTag
 from kinlog.schemas.settings import DataPlaneSettings
+from kinlog.workers.put_back import put_rows_back
 from kinlog.workers.row_calls import clear_rows, get_rows, put_rows
 from kinlog.workers.row_columns import canonical_from_columns, rows_to_columns, staged_from_columns
 from kinlog.workers.row_tags import read_tag, write_tag
@@ -175,6 +178,16 @@ class DataPlane:
             :meth:`close` is refused from then on.
         """
         await self._session.load(directory, timeout_s=timeout_s)
+
+    async def put_back(self, journal: Path, wanted: Mapping[str, RowTag]) -> PutBack:
+        """Put staged rows that were lost back from the row journal. Before any consumer exists.
+
+        Raises
+        ------
+        DataPlaneError
+            A put failed.
+        """
+        return await put_rows_back(self, LocalStore(), journal, wanted)
 
     async def ping(self) -> None:
         """Raise :class:`DataPlaneError` unless the controller and every storage unit answer in time."""

@@ -1,8 +1,8 @@
 """The controller's side of the Ray actors: what the controller's protocols ask for, over actor handles.
 
-Ray restarts an actor that died. Its new life knows nothing: it refuses work with ``NotAttachedError`` until it is attached
-again, and given the current weights again. A call that meets a dead or a fresh actor is a ``WorkerLostError``; waiting
-for a restart is charged to nobody.
+Ray restarts an actor that died, and a generation worker that hangs is killed so that it does. Its new life knows nothing:
+it refuses work with ``NotAttachedError`` until it is attached again, and given the current weights again. A call that
+meets a dead or a fresh actor, or that Ray loses, is a ``WorkerLostError``; waiting for a restart is charged to nobody.
 """
 
 import asyncio
@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
+import ray
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from kinlog.schemas.errors import KinlogError, WorkerLostError
 from kinlog.schemas.events import CanonicalRowRef, SiblingSealed
@@ -108,6 +109,11 @@ class RevivedActor:
         elif self._lost is not None and time.monotonic() - self._lost[1] >= self._restart_timeout_s:
             raise self._lost[0]
 
+    def kill(self, why: str) -> None:
+        """End the actor's process, so that Ray starts another: every call to it ends with ``WorkerLostError``."""
+        ray.kill(self.handle, no_restart=False)
+        self._lose(WorkerLostError(f"{self.name} was killed: {why}"))
+
     async def _answer(self, answer: Awaitable[T]) -> T:
         try:
             return await answer
@@ -118,8 +124,13 @@ class RevivedActor:
             if isinstance(error.cause, KinlogError):
                 raise error.cause from None
             raise
-        except RayActorError as error:
-            lost = WorkerLostError(f"{self.name} died: {str(error).splitlines()[0]}")
+        except RayError as error:
+            # It died, or Ray lost the call: out of memory, the object's owner gone, a fault of its own. Whatever it was,
+            # this answer will not come, and another attempt may have better luck.
+            reason = str(error).strip().splitlines()
+            lost = WorkerLostError(
+                f"{self.name}: {type(error).__name__}: {reason[0] if reason else 'no details'}"
+            )
             self._lose(lost)
             raise lost from error
 
@@ -129,10 +140,24 @@ class RevivedActor:
 
 
 class RayRolloutPool:
-    """Generation workers, taken in turn."""
+    """Generation workers, taken in turn.
 
-    def __init__(self, workers: list[RevivedActor]) -> None:
+    Parameters
+    ----------
+    workers:
+        The workers.
+    probe_timeout_s:
+        How long one worker may take to answer a probe.
+    max_unanswered:
+        Probes in a row that it may leave unanswered. One more, and it hangs, and is killed: what it was asked for would
+        never end, and the worker slots of that would never come back.
+    """
+
+    def __init__(self, workers: list[RevivedActor], *, probe_timeout_s: float, max_unanswered: int) -> None:
         self._workers = {worker.name: worker for worker in workers}
+        self._probe_timeout_s = probe_timeout_s
+        self._max_unanswered = max_unanswered
+        self._unanswered = dict.fromkeys(self._workers, 0)
         self._turn = 0
         self._weights: tuple[Any, int] | None = None
         self._reviving: dict[str, asyncio.Task[None]] = {}
@@ -168,6 +193,11 @@ class RayRolloutPool:
         """Run one attempt on a worker. Raises ``WorkerLostError`` when it died."""
         return await self._workers[worker].ask(lambda handle: handle.run.remote(order))
 
+    def abort(self, worker: str, order: RolloutOrder) -> None:
+        """Have a worker stop an attempt. What comes of it is seen by the attempt's own call."""
+        identity = (order.group_id, order.generation, order.attempt)
+        self._workers[worker].handle.abort.remote(*identity)
+
     async def update_weights(self, weights: Any, version: int) -> None:
         """Give every worker new weights. ``weights`` is an object reference: Ray ships it once a node.
 
@@ -181,12 +211,28 @@ class RayRolloutPool:
         await asyncio.gather(*(worker.prepare(self._give_weights) for worker in self._workers.values()))
 
     async def probe(self) -> None:
-        """Raise ``WorkerLostError`` when not one worker answers: rollouts go on as long as one does."""
-        probes = (worker.probe() for worker in self._workers.values())
+        """Raise ``WorkerLostError`` when not one worker answers: rollouts go on as long as one does.
+
+        A worker that has left too many probes unanswered is killed, and restarted.
+        """
+        probes = (self._probe(worker) for worker in self._workers.values())
         results = await asyncio.gather(*probes, return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]
         if len(failures) == len(results):
             raise failures[0]
+
+    async def _probe(self, worker: RevivedActor) -> None:
+        try:
+            async with asyncio.timeout(self._probe_timeout_s):
+                await worker.probe()
+        except TimeoutError as error:
+            self._unanswered[worker.name] += 1
+            problem = f"it left {self._unanswered[worker.name]} health probes in a row unanswered"
+            if self._unanswered[worker.name] > self._max_unanswered:
+                worker.kill(problem)
+                self._unanswered[worker.name] = 0
+            raise WorkerLostError(f"{worker.name}: {problem}") from error
+        self._unanswered[worker.name] = 0
 
     def _revived(self, task: "asyncio.Task[None]") -> None:
         del self._reviving[task.get_name()]
@@ -194,8 +240,13 @@ class RayRolloutPool:
             task.exception()  # looked at: who needs a worker is told, others go on with those that are there
 
     async def _update(self, worker: RevivedActor) -> None:
+        """Give one worker the weights. One that does not take them hangs: training goes on with the others."""
+        limit_s = self._probe_timeout_s * (self._max_unanswered + 1)
         try:
-            await worker.ask(self._give_weights)
+            async with asyncio.timeout(limit_s):
+                await worker.ask(self._give_weights)
+        except TimeoutError:
+            worker.kill(f"it did not take new weights in {limit_s:g} s")
         except WorkerLostError:
             return
 

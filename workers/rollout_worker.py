@@ -1,8 +1,10 @@
 """The generation worker: runs rollouts on its engine, and stages every model call before it reports."""
 
+import asyncio
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
@@ -10,12 +12,14 @@ from kinlog.schemas.config import RunConfig
 from kinlog.schemas.errors import ConfigError, DatasetError, NotAttachedError
 from kinlog.schemas.events import SiblingSealed
 from kinlog.schemas.orders import RolloutFailed, RolloutOrder
+from kinlog.schemas.reasons import Reason
 from kinlog.schemas.receipts import ModelCall, Receipt
 from kinlog.workers.data_plane import DataPlane
 from kinlog.workers.environments import Environment, build_environment
 from kinlog.workers.failures import classify_failure
 from kinlog.workers.model import load_policy
 from kinlog.workers.rollout import CapturedCall, Rollout, run_rollout
+from kinlog.workers.row_journalling import PutStaged, journalled, open_journal
 from kinlog.workers.rows import StagedRow, row_digest
 from kinlog.workers.staging import StagingQueue
 from kinlog.workers.tasks import TaskMixture
@@ -27,21 +31,33 @@ _logger = logging.getLogger(__name__)
 
 
 class RolloutWorker:
-    """Made a Ray actor by ``kinlog.controller.ray_parts``. Its methods run on the actor's event loop."""
+    """Made a Ray actor by ``kinlog.controller.ray_parts``. Its methods run on the actor's event loop.
 
-    def __init__(self, config: RunConfig) -> None:
+    Parameters
+    ----------
+    journal_directory:
+        The run's row journal, ``None`` to keep none.
+    """
+
+    def __init__(self, config: RunConfig, journal_directory: Path | None = None) -> None:
         self._config = config
+        self._journal_directory = journal_directory
         self._tasks = TaskMixture(config.dataset)
         self._policy = load_policy(config.model)
         self._environments: dict[str, Environment] = {}
         self._engine: TorchEngine | None = None
         self._staging: StagingQueue | None = None
+        self._generating: dict[tuple[int, int, int], asyncio.Task[Rollout]] = {}
+        """By group, generation and attempt. Staging is not part of it: rows that were begun to be put are reported."""
 
     async def attach(self) -> None:
         """Join the data plane, and start the engine. Called once in each life of the process."""
         if self._staging is None:
             data_plane = await DataPlane.attach(self._config.data_plane)
-            self._staging = StagingQueue(data_plane.put_staged)
+            put: PutStaged = data_plane.put_staged
+            if self._journal_directory is not None:
+                put = journalled(put, open_journal(self._journal_directory, self._config.row_journal))
+            self._staging = StagingQueue(put)
         if self._engine is None:
             self._engine = TorchEngine(self._policy, max_batch_size=self._config.generation.max_batch_size)
 
@@ -55,10 +71,18 @@ class RolloutWorker:
         await engine.update_weights(state_dict, version)
 
     async def run(self, order: RolloutOrder) -> SiblingSealed | RolloutFailed:
-        """Run one attempt of a sibling. When this returns its rows are in the data plane, acknowledged."""
+        """Run one attempt of a sibling. When this returns its rows are in the data plane, acknowledged, and durable in
+        the row journal."""
         engine, staging = self._attached()
+        identity = (order.group_id, order.generation, order.attempt)
+        generating = asyncio.create_task(self._roll_out(engine, order))
+        self._generating[identity] = generating
         try:
-            rollout = await self._roll_out(engine, order)
+            # Waited for, and not awaited: that would take an abort for the end of this very call.
+            await asyncio.wait({generating})
+            if generating.cancelled():
+                return _failed(order, Reason.SUPERSEDED_ATTEMPT, "it was given up, and aborted")
+            rollout = generating.result()
             rows = [_staged_row(order, call) for call in rollout.calls]
             sealed = _sealed(order, rollout, rows, engine.weight_version)
         except ConfigError:
@@ -68,15 +92,18 @@ class RolloutWorker:
                 # Nothing that comes after will go better here: let the process be started anew.
                 _logger.exception("the engine has failed, and this worker with it")
                 os._exit(1)
-            return RolloutFailed(
-                group_id=order.group_id,
-                generation=order.generation,
-                attempt=order.attempt,
-                reason=classify_failure(error),
-                detail=f"{type(error).__name__}: {error}",
-            )
+            return _failed(order, classify_failure(error), f"{type(error).__name__}: {error}")
+        finally:
+            generating.cancel()
+            del self._generating[identity]
         await staging.stage(rows)
         return sealed
+
+    async def abort(self, group_id: int, generation: int, attempt: int) -> None:
+        """Stop generating for an attempt, between two tokens. Harmless when it has ended, or was never begun."""
+        generating = self._generating.get((group_id, generation, attempt))
+        if generating is not None:
+            generating.cancel()
 
     def _attached(self) -> tuple[TorchEngine, StagingQueue]:
         if self._engine is None or self._staging is None:
@@ -100,6 +127,16 @@ class RolloutWorker:
             rollout=self._config.rollout,
             seed=order.seed,
         )
+
+
+def _failed(order: RolloutOrder, reason: Reason, detail: str) -> RolloutFailed:
+    return RolloutFailed(
+        group_id=order.group_id,
+        generation=order.generation,
+        attempt=order.attempt,
+        reason=reason,
+        detail=detail,
+    )
 
 
 def _staged_row(order: RolloutOrder, call: CapturedCall) -> StagedRow:

@@ -60,11 +60,17 @@ def test_raw_and_shaped_reward_are_both_sealed():
     )
 
 
-@pytest.mark.parametrize("granularity", [SIBLING, COHORT])
-def test_shaped_reward_is_sealed_as_it_came_whether_results_stream_or_come_as_one(granularity: Granularity):
-    done = Given(reserved(siblings=4, granularity=granularity)).when(driven(0)).then()
-    rewards = {s.generation: (s.raw_reward, s.shaped_reward) for s in done.of(e.SiblingSealed)}
+@settings(max_examples=20)
+@given(granularity=st.sampled_from([SIBLING, COHORT]), order=st.permutations(range(4)))
+def test_shaped_reward_is_sealed_as_it_came_whether_results_stream_or_come_as_one(
+    granularity: Granularity, order: list[int]
+):
+    def answer_in_order(bench):
+        bench.pool.delay_ticks = lambda rollout: 20 * order.index(rollout.generation)
+
+    done = Given(reserved(siblings=4, granularity=granularity)).when(answer_in_order, driven(0)).then()
     # What the workers of the bench answer; shaping once more would halve it once more.
+    rewards = {s.generation: (s.raw_reward, s.shaped_reward) for s in done.of(e.SiblingSealed)}
     assert rewards == {g: (g / 10, g / 20) for g in range(4)}
 
 
@@ -91,6 +97,26 @@ def test_results_that_come_in_any_order_with_any_of_them_missing_shift_nothing(s
         expected = (g, 0.0, 0.0) if g in missing else (g, g + 0.5, g + 0.25)
         assert (seal.generation, seal.raw_reward, seal.shaped_reward) == expected
         assert (seal.receipt is None) is (g in missing)
+
+
+@settings(max_examples=25)
+@given(siblings=st.integers(1, 6), granularity=st.sampled_from([SIBLING, COHORT]), data=st.data())
+def test_results_that_never_come_leave_their_siblings_running_and_shift_nothing(
+    siblings: int, granularity: Granularity, data
+):
+    order = data.draw(st.permutations(range(siblings)))
+    came = order[: data.draw(st.integers(0, siblings - 1))]
+    given_group = Given(generating(siblings=siblings, granularity=granularity))
+    if granularity is COHORT:
+        done = given_group.when(cohort_results(0, dict.fromkeys(came, 1)))
+        done.then(raises=(TransitionError, "the cohort seals whole"), state={0: {"sealed": set()}})
+        return
+    done = given_group.when(*(result(0, g, 1, raw_reward=g + 0.5, shaped_reward=g + 0.25) for g in came))
+    done.then(state={0: {"sealed": set(came), "running": set(range(siblings)) - set(came)}})
+    for g in came:
+        seal = done.p.groups[0].siblings[g].sealed
+        assert seal is not None
+        assert (seal.generation, seal.raw_reward, seal.shaped_reward) == (g, g + 0.5, g + 0.25)
 
 
 @settings(max_examples=25)
@@ -156,6 +182,26 @@ def test_advantages_are_grouped_by_group_id_whatever_stands_where_and_whatever_i
         deviation = (sum((r - mean) ** 2 for r in own) / len(own)) ** 0.5
         expected = (reward - mean) / (deviation + 1e-6) if deviation >= 1e-6 else 0.0
         assert found[place].item() == pytest.approx(expected, rel=1e-2, abs=1e-4)
+
+
+@settings(max_examples=25)
+@given(siblings=st.integers(1, 5), seed=st.integers(0, 99), data=st.data())
+def test_rows_are_trained_on_with_their_own_rewards_whatever_order_they_come_in_and_whatever_is_masked(
+    siblings: int, seed: int, data
+):
+    masked = data.draw(st.sets(st.integers(0, siblings - 1)))
+    rows = [
+        canonical_row(g, placeholder=g in masked, shaped_reward=0.0 if g in masked else g + 0.25)
+        for g in range(siblings)
+    ]
+    random.Random(seed).shuffle(rows)
+    trained = {row.generation: _training_row(row) for row in rows if row.valid}
+    assert set(trained) == set(range(siblings)) - masked
+    for g, row in trained.items():
+        assert (row.group_id, row.reward) == (3, g + 0.25)
+        staged = make_staged_row(3, g, 1)
+        assert row.token_ids.equal(staged.token_ids)
+        assert row.logprobs[row.loss_mask].equal(staged.logprobs)
 
 
 def test_two_draws_of_one_prompt_are_two_groups_for_the_advantages():

@@ -100,6 +100,8 @@ def test_kill_at_any_moment_of_the_recovery_is_recovered_from(kills: list[int], 
     now = a_run_in_every_phase().when()
     for events in kills:
         now = now.when(restarted(tail_rows=tail_rows)).then()
+        if now.p.train_step == 4:
+            break  # an earlier life had got to the end: there may be nothing left to be killed in
         last = now.p.last_seq + events
         now = now.when(living(until=lambda p, last=last: p.last_seq >= last)).then()
     done = now.when(restarted(), living()).then(state={"train_step": 4})

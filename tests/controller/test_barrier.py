@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kinlog_interleavings import run_by_chance, ticks
+from kinlog_interleavings import run_by_chance, side_by_side, ticks
 
 from kinlog.controller.barrier import Barrier, BarrierCut
 
@@ -325,27 +325,8 @@ def test_no_interleaving_has_a_cut_beside_an_exclusive_hold_and_everybody_is_adm
                 finally:
                     inside[exclusive] -= 1
 
-        async def cancel(task: asyncio.Task[None], after: int) -> None:
-            await ticks(after)
-            task.cancel()
-
-        tasks = [
-            asyncio.create_task(act(n, exclusive, before, stay))
-            for n, (exclusive, before, stay, _) in enumerate(actors)
-        ]
-        cancels = [
-            asyncio.create_task(cancel(tasks[n], after))
-            for n, (*_, after) in enumerate(actors)
-            if after is not None
-        ]
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*cancels)
-        for number, ((*_, after), result) in enumerate(zip(actors, results, strict=True)):
-            if after is None:
-                assert result is None
-                assert number in admitted
-            else:
-                assert result is None or isinstance(result, asyncio.CancelledError)
+        await side_by_side([(act(n, *actor), cancelled) for n, (*actor, cancelled) in enumerate(actors)])
+        assert {n for n, (*_, cancelled) in enumerate(actors) if cancelled is None} <= set(admitted)
         await assert_free(barrier)
 
     run_by_chance(main(), seed)

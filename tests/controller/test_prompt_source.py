@@ -1,14 +1,16 @@
 """The draw order: the same in every life, every row once a dataset epoch, and refused when the dataset is another one."""
 
+from contextlib import suppress
+
 import msgspec
 import pytest
-from kinlog_fake_parts import FakeDataset, FakeItem, FakeStream
+from kinlog_fake_parts import FakeDataset, FakeItem
 
-from kinlog.controller.prompt_source import PromptSource, StreamPromptSource
+from kinlog.controller.prompt_source import PromptSource
 from kinlog.schemas.errors import DatasetError
 
 
-def drawn(source: PromptSource | StreamPromptSource, draws: range) -> list[str]:
+def drawn(source: PromptSource, draws: range) -> list[str]:
     prompts = [source.draw(index) for index in draws]
     assert None not in prompts
     return [prompt.sample_id for prompt in prompts if prompt is not None]
@@ -113,37 +115,59 @@ def test_sample_ids_that_look_alike_stay_what_they_are():
     assert sorted(drawn(source, range(6))) == sorted(Twins.names)
 
 
-def test_stream_is_read_on_and_opened_again_only_after_a_restart():
-    stream = FakeStream(5)
-    source = StreamPromptSource(stream)
-    assert drawn(source, range(3)) == ["row-0", "row-1", "row-2"]
-    assert stream.opened == [0]
-    resumed = StreamPromptSource(stream)
-    assert drawn(resumed, range(3, 5)) == ["row-3", "row-4"]
-    assert stream.opened == [0, 3]
-    assert not resumed.has(5)
-    assert resumed.draw(5) is None
+class Twins(FakeDataset):
+    """Rows 0 and 1 have one sample id."""
+
+    def __getitem__(self, index: int, /) -> FakeItem:
+        item = super().__getitem__(index)
+        return msgspec.structs.replace(item, sample_id="twin") if index < 2 else item
 
 
-def test_restored_prompt_of_a_stream_is_read_again_and_a_change_is_refused_by_name():
-    prompt = StreamPromptSource(FakeStream(5)).draw(0)
-    assert prompt is not None
-    StreamPromptSource(FakeStream(5)).check(prompt)
-    with pytest.raises(DatasetError, match="'row-0' has changed"):
-        StreamPromptSource(FakeStream(5, salt="other")).check(prompt)
-    with pytest.raises(DatasetError, match="found the end of the stream"):
-        StreamPromptSource(FakeStream(0)).check(prompt)
-    moved = msgspec.structs.replace(prompt, draw_index=1)
-    with pytest.raises(DatasetError, match="was sample 'row-0', found sample 'row-1'"):
-        StreamPromptSource(FakeStream(5)).check(moved)
+def refused_draw(source: PromptSource, size: int) -> int:
+    """Return the draw that is refused for its sample id."""
+    for draw in range(size):
+        with suppress(DatasetError):
+            source.draw(draw)
+            continue
+        return draw
+    raise AssertionError("none was refused")
 
 
-def test_two_rows_with_one_sample_id_are_refused_when_the_second_is_drawn():
-    class Twins(FakeDataset):
-        def __getitem__(self, index: int, /) -> FakeItem:
-            return msgspec.structs.replace(super().__getitem__(index), sample_id="twin")
-
-    source = PromptSource(Twins(size=2), seed=0, max_epochs=2)
-    assert source.draw(0) is not None
+@pytest.mark.parametrize("seed", range(6))
+def test_row_whose_sample_id_belongs_to_another_is_refused_in_whatever_life_it_is_drawn(seed: int):
+    draw = refused_draw(PromptSource(Twins(size=4), seed=seed, max_epochs=1), 4)
+    later_life = PromptSource(Twins(size=4), seed=seed, max_epochs=1)
     with pytest.raises(DatasetError, match="same sample id 'twin'"):
-        source.draw(1)
+        later_life.draw(draw)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_restored_prompt_is_looked_up_where_it_was_drawn_and_not_by_a_name_that_two_rows_have(seed: int):
+    source = PromptSource(Twins(size=4), seed=seed, max_epochs=2)
+    refused = refused_draw(source, 4)
+    prompts = [source.draw(draw) for draw in range(4) if draw != refused]
+    later_life = PromptSource(Twins(size=4), seed=seed, max_epochs=2)
+    for prompt in prompts:
+        assert prompt is not None
+        later_life.check(prompt)
+
+
+def test_row_that_is_there_twice_is_one_row():
+    class Repeated(FakeDataset):
+        def __getitem__(self, index: int, /) -> FakeItem:
+            return super().__getitem__(index // 2)
+
+    source = PromptSource(Repeated(size=6), seed=0, max_epochs=1)
+    assert sorted(drawn(source, range(6))) == sorted(f"row-{n // 2}" for n in range(6))
+
+
+def test_restored_prompt_of_another_draw_order_is_refused_with_what_is_drawn_there_now():
+    prompt = PromptSource(FakeDataset(), seed=0, max_epochs=1).draw(3)
+    now = PromptSource(FakeDataset(), seed=1, max_epochs=1)
+    found = now.draw(3)
+    assert prompt is not None
+    assert found is not None
+    with pytest.raises(
+        DatasetError, match=rf"draw 3 was sample '{prompt.sample_id}', found sample '{found.sample_id}'"
+    ):
+        now.check(prompt)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kinlog_interleavings import run_by_chance, ticks
+from kinlog_interleavings import run_by_chance, side_by_side, ticks
 
 from kinlog.controller.worker_budget import WorkerBudget
 
@@ -178,23 +178,7 @@ def test_no_interleaving_exceeds_the_budget_or_leaks_from_it(
                 finally:
                     held[0] -= slots
 
-        async def cancel(task: asyncio.Task[None], after: int) -> None:
-            await ticks(after)
-            task.cancel()
-
-        tasks = [asyncio.create_task(act(*actor[:3])) for actor in actors]
-        cancels = [
-            asyncio.create_task(cancel(task, actor[3]))
-            for task, actor in zip(tasks, actors, strict=True)
-            if actor[3] is not None
-        ]
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*cancels)
-        for actor, result in zip(actors, results, strict=True):
-            if actor[3] is None:
-                assert result is None
-            else:
-                assert result is None or isinstance(result, asyncio.CancelledError)
+        await side_by_side([(act(*actor), cancelled) for *actor, cancelled in actors])
         assert budget.in_use == 0
 
     run_by_chance(main(), seed)

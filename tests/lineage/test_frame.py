@@ -22,7 +22,7 @@ INFO = SegmentInfo(
 
 def built_frame(*events: e.Event) -> tuple[bytes, FrameHeader]:
     """A segment's bytes up to and with one frame of events, and that frame's header."""
-    encoder = FrameEncoder(INFO, 1 << 20)
+    encoder = FrameEncoder(INFO)
     start = bytes(encoder.opening(40))
     data, header = encoder.frame([encode_event(event) for event in events], [5] * len(events), 41, 40)
     return start + bytes(data), header

@@ -41,7 +41,7 @@ def directory(tmp_path):
 def crash(opened) -> None:
     """End a log's writer as a kill would: nothing is closed, nothing more is written."""
     opened.writer._store = _DeadDisk()
-    opened.writer._file = _DeadDisk()
+    opened.writer._segment = _DeadDisk()
     with pytest.raises(LogWriteError):
         append_now(opened, numbered(0))
     opened.lock.release()
@@ -341,6 +341,23 @@ def test_crash_in_the_middle_of_a_repair_loses_nothing(opening, directory):
     append_now(log, numbered(3))
     log.close()
     assert numbers(scan_log(directory)) == [1, 2, 3]
+
+
+def test_repair_overwrites_nothing_that_an_earlier_one_kept_aside(opening, directory):
+    torn = torn_log(opening, directory)
+    offset = scan_log(directory).torn[0].offset_bytes
+    (directory / QUARANTINE_NAME).mkdir()
+    # What two repairs kept that a crash undid; it also lost the first of the two names.
+    earlier = directory / QUARANTINE_NAME / f"{segment_name(1, 0)}.{offset}.1"
+    earlier.write_bytes(b"earlier")
+    for number in (0, 2):
+        log = opening()
+        assert log.repaired[0].quarantined_to.endswith(f"{offset}.{number}")
+        crash(log)
+        # As if the power had failed before the cut, and the life after it, were durable.
+        segment(directory, 1).write_bytes(segment(directory, 1).read_bytes() + torn)
+        segment(directory, log.writer.epoch).write_bytes(b"")
+    assert earlier.read_bytes() == b"earlier"
 
 
 def test_torn_tail_below_a_checkpoints_mark_is_refused_and_nothing_is_changed(opening, directory):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from kinlog_batches import newest_first
 from kinlog_builders import Story, recorded_again, sealed_result
 
 from kinlog.lineage.decide import (
@@ -17,6 +18,8 @@ from kinlog.lineage.decide import (
 )
 from kinlog.lineage.fold import fold
 from kinlog.lineage.state import Projection, decode_projection, encode_projection
+from kinlog.replay.projection import replay
+from kinlog.replay.settled import replay_newest_first
 from kinlog.schemas import events as e
 from kinlog.schemas.errors import ResultConflictError, TransitionError
 from kinlog.schemas.reasons import Granularity, Reason
@@ -271,6 +274,12 @@ class RunAgainstModel(RuleBasedStateMachine):
             fold(p, record)
         assert encode_projection(p) == encode_projection(self.told.p)
         self.told._own = p
+
+    @rule(snapshot_at=st.floats(0, 1), rows=st.sampled_from([9, 50, 1000]))
+    def restart_from_the_log_by_columns(self, snapshot_at: float, rows: int) -> None:
+        p = replay(self.told.records[: int(snapshot_at * len(self.told.records))])
+        p = replay_newest_first(newest_first(self.told.records, after_seq=p.last_seq, rows=rows), p)
+        assert encode_projection(p) == encode_projection(self.told.p)
 
     # ---- what must hold ---------------------------------------------------------------------------------------
 

@@ -66,3 +66,19 @@ def test_bytes_that_are_no_projection_are_refused():
     for data in (b"", b"\x01", msgspec.msgpack.encode({"groups": 3}), encode_projection(Projection())[:-1]):
         with pytest.raises(msgspec.DecodeError):
             decode_projection(data)
+
+
+@pytest.mark.parametrize("num_groups", [0, 15, 16, 0xFFFF, 0x10000])
+def test_groups_encoded_one_by_one_are_the_bytes_of_the_whole(num_groups):
+    p = story(3).p
+    group = next(iter(p.groups.values()))
+    p = msgspec.structs.replace(
+        p,
+        groups={
+            n: msgspec.structs.replace(group, group_id=n, siblings={}) for n in reversed(range(num_groups))
+        },
+    )
+    encoded = encode_projection(p)
+    decoded = decode_projection(encoded)
+    assert decoded == p
+    assert msgspec.msgpack.encode(decoded) == encoded

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from kinlog_builders import numbered
 from kinlog_strategies import any_events
 
+from kinlog.lineage import column_buffers
 from kinlog.lineage import encoder as encoder_module
 from kinlog.lineage.encoder import FrameEncoder
 from kinlog.lineage.fold import fold
@@ -35,7 +36,7 @@ def info_of(**changed: object) -> SegmentInfo:
 def segment_of(*frames: list[e.Event], info: SegmentInfo | None = None) -> bytes:
     """A segment of these frames, each durable before the next was written, without an end."""
     info = info or info_of()
-    encoder = FrameEncoder(info, 1 << 20)
+    encoder = FrameEncoder(info)
     content = bytes(encoder.opening(info.first_seq - 1))
     seq = info.first_seq
     for events in frames:
@@ -119,7 +120,7 @@ def test_broken_last_frame_of_a_closed_segment_is_damage():
 
 
 def test_unsynced_frames_after_a_broken_one_are_a_torn_end():
-    encoder = FrameEncoder(info_of(), 1 << 20)
+    encoder = FrameEncoder(info_of())
     content = bytes(encoder.opening(0))
     for seq in (1, 2):
         content += bytes(encoder.frame([encode_event(numbered(seq))], [7], seq, 0)[0])
@@ -168,12 +169,12 @@ def segment_of_a_newer_writer(monkeypatch: pytest.MonkeyPatch, *, ignorable: boo
     """A segment whose second event is of a kind that this version does not know."""
     names = [*e.EVENT_TYPES, "weather_observed"]
     with monkeypatch.context() as newer:
-        newer.setattr(encoder_module, "_KIND_DICTIONARY", pa.array(names, pa.utf8()))
-        newer.setattr(encoder_module, "_KIND_CODE", {name: code for code, name in enumerate(names)})
+        newer.setattr(encoder_module, "KIND_NAMES", names)
+        newer.setitem(column_buffers._KIND_CODE, "weather_observed", len(names) - 1)
         if ignorable:
             fake = type("Weather", (), {"IGNORABLE": True})
             newer.setattr(encoder_module, "EVENT_TYPES", {**e.EVENT_TYPES, "weather_observed": fake})
-        encoder = FrameEncoder(info_of(), 1 << 20)
+        encoder = FrameEncoder(info_of())
         known = [encode_event(numbered(1)), encode_event(numbered(2))]
         strange = encode_event(e.GroupAdmitted(group_id=4))._replace(kind="weather_observed")
         content = bytes(encoder.opening(0))

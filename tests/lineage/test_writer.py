@@ -86,6 +86,51 @@ async def test_everything_queued_during_a_sync_becomes_one_frame(opening, store,
     assert [frame.num_events for frame in frames] == [0, 1, 20]
 
 
+async def test_one_call_into_the_event_loop_wakes_all_that_a_commit_made_durable(opening, store, monkeypatch):
+    log = opening(store=store)
+    store.before = gate = Gate()
+    first = log.writer.append(encoded(1), 0)
+    await reached(gate)
+    later = [log.writer.append(encoded(n), 0) for n in range(2, 50)]
+    waiting = [asyncio.create_task(ticket.durable()) for ticket in later]
+    await settle()
+    loop, calls = asyncio.get_running_loop(), []
+    into_loop = loop.call_soon_threadsafe
+    monkeypatch.setattr(
+        loop, "call_soon_threadsafe", lambda call, *rest: calls.append(call) or into_loop(call, *rest)
+    )
+    gate.open()
+    await asyncio.wait_for(asyncio.gather(*waiting), LIMIT_S)
+    await first.durable()
+    assert len(calls) == 1
+
+
+def test_waits_of_a_loop_that_was_closed_harm_no_one(opening, store):
+    log = opening(store=store)
+    store.before = gate = Gate()
+    ticket = log.writer.append(encoded(1), 0)
+
+    async def give_up():
+        await reached(gate)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(ticket.durable(), 0.001)
+
+    asyncio.run(give_up())
+    gate.open()
+    ticket.wait(LIMIT_S)
+    append_now(log, numbered(2))
+
+
+def test_blocking_wait_gives_up_in_time_and_may_be_repeated(opening, store):
+    log = opening(store=store)
+    store.before = gate = Gate()
+    ticket = log.writer.append(encoded(1), 0)
+    with pytest.raises(TimeoutError):
+        ticket.wait(0)
+    gate.open()
+    ticket.wait(LIMIT_S)
+
+
 async def test_ticket_does_not_wait_for_a_later_one_that_was_awaited_earlier(opening, store):
     log = opening(store=store)
     store.before = first_sync = Gate()
@@ -251,7 +296,7 @@ async def test_cancelled_waits_leak_nothing_and_harm_no_one(opening, store):
     await asyncio.wait_for(other, LIMIT_S)
     await asyncio.wait_for(log.writer.append(encoded(2), 0).durable(), LIMIT_S)
     assert (await asyncio.wait_for(log.writer.position(), LIMIT_S)).seq == 2
-    assert not log.writer._waiters
+    assert len(log.writer._waiters) == 0
 
 
 def test_appends_roll_over_into_closed_segments_that_chain(opening, tmp_path):
@@ -352,6 +397,34 @@ async def test_writer_that_was_taken_over_acknowledges_nothing_more(opening, sto
     assert log.writer.acknowledged_seq == 1
     with pytest.raises(WriterFencedError):
         log.writer.append(encoded(3), 0)
+
+
+async def test_writer_whose_own_segment_is_gone_acknowledges_nothing_more(opening, tmp_path):
+    # The epoch that took over may itself be long compacted: then nothing of it has its name any more, nor has ours.
+    log = opening()
+    append_now(log, numbered(1))
+    own = tmp_path / "log" / segment_name(1, 0)
+    own.rename(own.with_suffix(".gone"))
+    with pytest.raises(WriterFencedError, match=rf"epoch 1 .* was taken over: {own.name}.* is gone"):
+        await log.writer.append(encoded(2), 0).durable()
+    assert log.writer.acknowledged_seq == 1
+
+
+def test_writer_looks_for_its_current_segment_and_not_for_earlier_ones(opening, tmp_path):
+    log = opening(settings=log_settings(segment_bytes=65_536))
+    for number in range(1, 40):
+        append_now(log, msg_numbered(number))
+    (tmp_path / "log" / segment_name(1, 0)).rename(tmp_path / "compacted")
+    assert append_now(log, numbered(40)) == 40
+
+
+async def test_newer_epoch_is_looked_for_before_the_own_segment(opening, store, monkeypatch):
+    # A compaction takes the oldest away first. In the other order it could do so between the two looks, and hide both.
+    log = opening(store=store)
+    looked = []
+    monkeypatch.setattr(store, "exists", lambda path: bool(looked.append(path.name)) or path.exists())
+    append_now(log, numbered(1))
+    assert looked == [segment_name(2, 0), segment_name(1, 0)]
 
 
 async def test_fenced_writer_is_refused_a_position(opening, tmp_path):

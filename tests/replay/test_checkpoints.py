@@ -179,3 +179,19 @@ def test_checkpoint_that_was_copied_elsewhere_still_verifies(three, tmp_path):
 def test_files_beside_the_checkpoints_are_none(three):
     (three / "notes.txt").write_text("mine")
     assert list(found(three)) == ["step_a", "step_b", "step_c"]
+
+
+def test_compacted_segments_are_compared_by_size_only_where_a_restart_has_no_use_for_them(three):
+    log = three / "step_a" / "log"
+    log.mkdir()
+    archive = log / "compacted-00000001-00000000-00000001-00000000.arrows"
+    archive.write_bytes(b"history")
+    entry = FileEntry(path=f"log/{archive.name}", size_bytes=7, blake2b=file_digest(archive))
+    manifest = read_manifest(three / "step_a")
+    manifest = msgspec.structs.replace(manifest, files=(*manifest.files, entry))
+    (three / "step_a" / MANIFEST_NAME).write_bytes(msgspec.json.encode(manifest))
+    archive.write_bytes(b"histor?")
+    assert found(three, read_archive=False)["step_a"] == ""
+    assert "digest" in found(three)["step_a"]
+    archive.write_bytes(b"histor")
+    assert "7 bytes" in found(three, read_archive=False)["step_a"]

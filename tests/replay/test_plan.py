@@ -331,7 +331,8 @@ def test_stale_groups_are_dropped_with_the_reason_and_their_rows_cleared(told):
 
 def test_missing_rows_of_a_stale_group_are_no_reason_to_refuse(told):
     stale = told.finalized()
-    assert planned(told, NOTHING, promised=here(told), stale=(stale,)).dropped
+    plan = planned(told, NOTHING, promised=here(told), stale=(stale,))
+    assert (plan.missing_promised, plan.dropped, plan.waiting) == ((), (), (stale,))
 
 
 def test_rows_that_nobody_refers_to_are_listed_with_their_group(told):

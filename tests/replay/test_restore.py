@@ -4,23 +4,17 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
 import pytest
-from kinlog_builders import DATASET, LOG_ID, RUN_ID, Story, open_ledger
+from kinlog_builders import Story, open_ledger
+from kinlog_run_fixtures import write_checkpoint
 
 from kinlog.lineage.ledger import Ledger
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.scan import scan_log
-from kinlog.lineage.state import GroupPhase, projection_digest
-from kinlog.replay.checkpoints import MANIFEST_NAME, file_digest
-from kinlog.replay.inventory import expected_inventory
-from kinlog.replay.projection import SNAPSHOT_NAME, write_snapshot_bytes
+from kinlog.lineage.state import GroupPhase
 from kinlog.replay.restore import START, restore_points, restored_projection, verify_run
 from kinlog.schemas import events as e
 from kinlog.schemas.errors import CheckpointError, LogDamagedError
-from kinlog.schemas.manifest import FileEntry, Manifest
-from kinlog.schemas.reasons import CheckpointKind
-from kinlog.schemas.rows import inventory_digest
 
 
 class Life:
@@ -35,36 +29,7 @@ class Life:
         p = self.told.p
         position = asyncio.run(self.ledger.position())
         name = f"step_{p.train_step:06d}"
-        path = self.run.checkpoints / name
-        path.mkdir(parents=True)
-        (path / SNAPSHOT_NAME).write_bytes(write_snapshot_bytes(p))
-        promised = expected_inventory(p)
-        manifest = Manifest(
-            kind=CheckpointKind.TRAINER,
-            run_id=RUN_ID,
-            log_id=LOG_ID,
-            kinlog_version="0",
-            created_us=1,
-            position=position,
-            projection_digest=projection_digest(p).hex(),
-            train_step=p.train_step,
-            weight_version=p.weight_version,
-            dataset_fingerprint=DATASET,
-            draw_cursor=p.draw_cursor,
-            num_storage_units=1,
-            staging_rows=len(promised.staging),
-            staging_digest=inventory_digest(promised.staging).hex(),
-            training_rows=len(promised.training),
-            training_digest=inventory_digest(promised.training).hex(),
-            files=(
-                FileEntry(
-                    path=SNAPSHOT_NAME,
-                    size_bytes=(path / SNAPSHOT_NAME).stat().st_size,
-                    blake2b=file_digest(path / SNAPSHOT_NAME),
-                ),
-            ),
-        )
-        (path / MANIFEST_NAME).write_bytes(msgspec.json.encode(manifest))
+        write_checkpoint(self.run.checkpoints / name, p, position)
         return self.told.checkpoint(name=name)
 
 

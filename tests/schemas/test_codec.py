@@ -11,7 +11,14 @@ from kinlog_strategies import any_events, events_of
 
 from kinlog.schemas import codec
 from kinlog.schemas import events as e
-from kinlog.schemas.codec import MAX_PAYLOAD_BYTES, decode_event, encode_event, payload_fields
+from kinlog.schemas.codec import (
+    MAX_PAYLOAD_BYTES,
+    decode_event,
+    decode_events,
+    decode_integers,
+    encode_event,
+    payload_fields,
+)
 from kinlog.schemas.columns import ENVELOPE_FIELDS, log_schema
 from kinlog.schemas.errors import EventTooLargeError, LogUnsupportedError
 from kinlog.schemas.reasons import Reason
@@ -28,6 +35,28 @@ def test_every_kind_comes_back_as_it_was_encoded(kind, data):
     encoded = encode_event(event)
     assert encoded.kind == kind
     assert decode_event(encoded) == event
+
+
+def columns_of(encoded: list[codec.EncodedEvent]) -> dict[str, list[object]]:
+    return {name: [getattr(event, name) for event in encoded] for name in ENVELOPE_FIELDS}
+
+
+@pytest.mark.parametrize("kind", e.EVENT_TYPES)
+@settings(max_examples=10)
+@given(data=st.data())
+def test_many_of_a_kind_at_once_come_back_as_each_does(kind, data):
+    events = data.draw(st.lists(events_of(e.EVENT_TYPES[kind]), max_size=20))
+    encoded = [encode_event(event) for event in events]
+    version = e.EVENT_TYPES[kind].VERSION
+    assert decode_events(kind, version, columns_of(encoded), [row.payload for row in encoded]) == events
+
+
+@given(st.lists(events_of(e.SiblingSealed), max_size=20))
+def test_one_number_of_many_payloads_is_read_without_the_rest(events):
+    payloads = [encode_event(event).payload for event in events]
+    for field in ("max_weight_version", "prompt_tokens", "completion_tokens"):
+        expected = [getattr(event, field) for event in events]
+        assert decode_integers(e.SiblingSealed, field, payloads) == expected
 
 
 @given(any_events())
@@ -137,6 +166,7 @@ def test_past_versions_are_read_through_the_whole_chain_of_upcasters(monkeypatch
     for version in (1, 2):
         past = encode_event(event)._replace(version=version, payload=MSGPACK.encode(["step_000004"]))
         assert decode_event(past) == event
+        assert decode_events(past.kind, version, columns_of([past] * 2), [past.payload] * 2) == [event] * 2
     assert encode_event(event).version == 3
     assert decode_event(encode_event(event)) == event
 

@@ -118,15 +118,6 @@ def test_recovery_without_what_it_needs_is_refused_and_named(sections, named):
         assert not parse_config(without).rollout_recovery.enabled
 
 
-@pytest.mark.parametrize(
-    ("key", "existing"), [("task_granularity_overrides", "sums"), ("agent_granularity_overrides", "single")]
-)
-def test_override_for_what_does_not_exist_names_it_and_what_does(key, existing):
-    with pytest.raises(ConfigError, match=rf"{key}: .*'ghost'.*{existing}"):
-        parse_config(config_with(rollout_recovery={key: {"ghost": "prompt_group"}}))
-    parse_config(config_with(rollout_recovery={key: {existing: "prompt_group"}}))
-
-
 def test_two_tasks_of_one_name_are_refused():
     task = MINIMAL["dataset"]["tasks"][0]
     with pytest.raises(ConfigError, match="same name"):

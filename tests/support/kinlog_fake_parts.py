@@ -18,6 +18,7 @@ from kinlog.schemas.events import CanonicalRowRef, SiblingSealed
 from kinlog.schemas.orders import (
     FinalizeOrder,
     FinalizeRejected,
+    PutBack,
     RolloutFailed,
     RolloutOrder,
     TrainMetrics,
@@ -66,6 +67,8 @@ class FakeStream:
     """Rows that can only be read on, from any place. ``opened`` says from where."""
 
     fingerprint = "stream-1"
+    task_names = frozenset({"even", "odd"})
+    agent_names = frozenset({"one", "two"})
 
     def __init__(self, size: int, *, salt: str = "") -> None:
         self._rows = FakeDataset(size=max(size, 1), salt=salt)
@@ -84,6 +87,8 @@ class FakeDataPlane:
 
     def __init__(self) -> None:
         self.rows: dict[Partition, dict[str, RowTag]] = {p: {} for p in Partition}
+        self.journal: dict[str, RowTag] = {}
+        """Staged rows that outlive the data plane."""
         self.saves = 0
         self.closed = False
         self.fail_save: Exception | None = None
@@ -119,6 +124,11 @@ class FakeDataPlane:
             raise DataPlaneError(f"cannot load {directory}") from error
         self.rows = msgspec.json.decode(data, type=dict[Partition, dict[str, RowTag]])
 
+    async def put_back(self, journal: Path, wanted: Mapping[str, RowTag]) -> PutBack:
+        found = {key: tag for key, tag in wanted.items() if self.journal.get(key) == tag}
+        self.rows[Partition.STAGING].update(found)
+        return PutBack(num_rows=len(found), missing=tuple(sorted(wanted.keys() - found.keys())))
+
     async def ping(self) -> None: ...
 
     async def close(self) -> None:
@@ -134,6 +144,8 @@ class FakePool:
         self.calls: list[RolloutOrder] = []
         self.answers: dict[Identity, Callable[[RolloutOrder], SiblingSealed | RolloutFailed]] = {}
         self.gates: dict[Identity, asyncio.Event] = {}
+        self.aborted: list[Identity] = []
+        """What was asked to stop. It goes on all the same: best effort may come to nothing."""
         self.running = 0
         self.max_running = 0
         self.delay_ticks: Callable[[RolloutOrder], int] = lambda order: 1
@@ -168,6 +180,9 @@ class FakePool:
 
     def assign(self) -> str:
         return "generation-0"
+
+    def abort(self, worker: str, order: RolloutOrder) -> None:
+        self.aborted.append((order.group_id, order.generation, order.attempt))
 
     async def run(self, worker: str, order: RolloutOrder) -> SiblingSealed | RolloutFailed:
         identity = (order.group_id, order.generation, order.attempt)

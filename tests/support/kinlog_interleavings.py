@@ -7,7 +7,7 @@ nothing can end is a ``Deadlock``, not a hanging test.
 import asyncio
 import random
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextvars import Context
 from typing import TypeVar
 
@@ -67,6 +67,29 @@ def run_by_chance(main: Coroutine[object, object, T], seed: int = 0) -> T:
 def apart(coroutine: Coroutine[object, object, T]) -> "asyncio.Task[T]":
     """Start a task that knows nothing of the cut which its starter is in."""
     return asyncio.get_running_loop().create_task(coroutine, context=Context())
+
+
+async def side_by_side(acts: "Sequence[tuple[Coroutine[object, object, None], int | None]]") -> None:
+    """Run coroutines together, each cancelled after so many ticks if a number is given.
+
+    Who is not cancelled ends well, and who is ends well or cancelled: anything else is the test's failure.
+    """
+    tasks = [asyncio.create_task(act) for act, _ in acts]
+
+    async def cancel(task: "asyncio.Task[None]", after: int) -> None:
+        await ticks(after)
+        task.cancel()
+
+    cancels = [
+        asyncio.create_task(cancel(task, after))
+        for task, (_, after) in zip(tasks, acts, strict=True)
+        if after is not None
+    ]
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*cancels)
+    for (_, after), result in zip(acts, results, strict=True):
+        if result is not None and not (after is not None and isinstance(result, asyncio.CancelledError)):
+            raise result
 
 
 async def ticks(number: int = 20) -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from kinlog_fake_parts import FakeParts
@@ -16,8 +17,10 @@ from kinlog.lineage.state import Projection
 from kinlog.replay.projection import project
 from kinlog.replay.report import RecoveryReport
 from kinlog.schemas.config import RunConfig
-from kinlog.schemas.events import RecordedEvent
+from kinlog.schemas.events import Event, RecordedEvent
 from kinlog.schemas.settings import DatasetSettings, TaskSettings
+
+E = TypeVar("E", bound=Event)
 
 
 def run_config(**changes: object) -> RunConfig:
@@ -111,6 +114,8 @@ class Life:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
+        if self.controller._checkpointer is not None:
+            await self.controller._checkpointer.close()  # a killed process compacts nothing any more
         opened = self.controller._opened
         if opened is not None:
             await opened.writer.position()  # a killed process's writes are in the page cache
@@ -139,3 +144,37 @@ def assert_conserved(p: Projection) -> None:
     """Drawn = applied + dropped + parked + alive."""
     assert p.drawn_total == p.applied_total + p.dropped_total + p.parked_total + p.alive_total
     assert p.draw_cursor == p.drawn_total
+
+
+def events_of(path: Path, kind: type[E]) -> list[E]:
+    return [record.event for record in history(path) if isinstance(record.event, kind)]
+
+
+def files_of(path: Path) -> dict[str, bytes]:
+    return {
+        p.relative_to(path).as_posix(): p.read_bytes()
+        for p in sorted(path.rglob("*"))
+        if p.is_file() and p.name != "writer.lock"
+    }
+
+
+async def interrupted_life(path: Path, config: RunConfig | None = None) -> tuple[Life, int]:
+    """A life with a checkpoint at step 2, at which group ``g`` had generations 0 and 1 sealed and 2 running, and it
+    still has. Returns the life and ``g``."""
+    parts = FakeParts()
+    held = 5
+
+    def script(parts: FakeParts) -> None:
+        parts.pool.hold(held, 2, 1)
+
+    parts.prepare = script
+    life = await first_life(path, config or run_config(trainer__max_steps=6), parts)
+    await life.train_until(
+        lambda p: (
+            bool(p.checkpoints)
+            and held in p.groups
+            and p.groups[held].siblings[1].sealed is not None
+            and p.groups[held].siblings[1].sealed_seq <= p.checkpoints[-1].position.seq
+        )
+    )
+    return life, held

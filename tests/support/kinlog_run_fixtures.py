@@ -9,6 +9,7 @@ import msgspec
 from kinlog_builders import DATASET, LOG_ID, RUN_ID, Story, log_settings, new_log, reopened
 
 from kinlog.lineage.decide import retry_budget_spent, seal_sibling
+from kinlog.lineage.fold import FOLD_VERSION
 from kinlog.lineage.ledger import Ledger
 from kinlog.lineage.log import OpenedLog
 from kinlog.lineage.run_directory import RunDirectory
@@ -82,35 +83,7 @@ class DiskRun:
         position = self.position()
         name = f"step_{self.p.train_step:06d}"
         path = self.directory.checkpoints / name
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir(parents=True)
-        snapshot = path / SNAPSHOT_NAME
-        snapshot.write_bytes(write_snapshot_bytes(self.p))
-        rows = expected_inventory(self.p)
-        manifest = Manifest(
-            kind=CheckpointKind.TRAINER,
-            run_id=RUN_ID,
-            log_id=LOG_ID,
-            kinlog_version="test",
-            created_us=self._clock(),
-            position=position,
-            projection_digest=projection_digest(self.p).hex(),
-            train_step=self.p.train_step,
-            weight_version=self.p.weight_version,
-            dataset_fingerprint=DATASET,
-            draw_cursor=self.p.draw_cursor,
-            num_storage_units=1,
-            staging_rows=len(rows.staging),
-            staging_digest=inventory_digest(rows.staging).hex(),
-            training_rows=len(rows.training),
-            training_digest=inventory_digest(rows.training).hex(),
-            files=(
-                FileEntry(
-                    path=SNAPSHOT_NAME, size_bytes=snapshot.stat().st_size, blake2b=file_digest(snapshot)
-                ),
-            ),
-        )
-        (path / MANIFEST_NAME).write_bytes(msgspec.json.encode(manifest))
+        write_checkpoint(path, self.p, position, created_us=self._clock())
         self.story.commit(
             e.CheckpointCommitted(
                 name=name,
@@ -147,6 +120,38 @@ class DiskRun:
                     groups = tuple(sorted(set(rows.values())))
                     self.story.commit(_cleared(partition, reason, len(rows), groups))
         return plan
+
+
+def write_checkpoint(path: Path, p: Projection, position: e.Position, *, created_us: int = 1) -> None:
+    """Write what the read side needs of a trainer checkpoint; one of that name is replaced."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    snapshot = path / SNAPSHOT_NAME
+    snapshot.write_bytes(write_snapshot_bytes(p))
+    rows = expected_inventory(p)
+    manifest = Manifest(
+        kind=CheckpointKind.TRAINER,
+        run_id=RUN_ID,
+        log_id=LOG_ID,
+        kinlog_version="test",
+        created_us=created_us,
+        position=position,
+        fold_version=FOLD_VERSION,
+        projection_digest=projection_digest(p).hex(),
+        train_step=p.train_step,
+        weight_version=p.weight_version,
+        dataset_fingerprint=DATASET,
+        draw_cursor=p.draw_cursor,
+        num_storage_units=1,
+        staging_rows=len(rows.staging),
+        staging_digest=inventory_digest(rows.staging).hex(),
+        training_rows=len(rows.training),
+        training_digest=inventory_digest(rows.training).hex(),
+        files=(
+            FileEntry(path=SNAPSHOT_NAME, size_bytes=snapshot.stat().st_size, blake2b=file_digest(snapshot)),
+        ),
+    )
+    (path / MANIFEST_NAME).write_bytes(msgspec.json.encode(manifest))
 
 
 def _cleared(partition: Partition, reason: Reason, num_rows: int, groups: tuple[int, ...]) -> e.RowsCleared:

@@ -115,6 +115,10 @@ class MemoryStore:
     def read(self, path: Path) -> memoryview:
         return memoryview(bytes(self.files[path]))
 
+    def read_part(self, path: Path, offset_bytes: int, size_bytes: int) -> memoryview:
+        start = max(0, len(self.files[path]) + offset_bytes) if offset_bytes < 0 else offset_bytes
+        return self.read(path)[start : start + size_bytes]
+
     def create(self, path: Path) -> StoredFile:
         if path in self.files:
             raise FileExistsError(path)
@@ -127,8 +131,17 @@ class MemoryStore:
     def lock(self, path: Path) -> FileLock:
         return _MemoryLock()
 
+    def seize_lock(self, path: Path) -> FileLock:
+        return _MemoryLock()
+
     def make_directory(self, path: Path) -> None:
         return
+
+    def copy(self, source: Path, target: Path) -> None:
+        self.create(target).write_at(0, self.read(source))
+
+    def remove(self, path: Path) -> None:
+        del self.files[path]
 
     def rename(self, source: Path, target: Path) -> None:
         self.files[target] = self.files.pop(source)

@@ -1,0 +1,119 @@
+"""The commands about what was trained on: ``kinlog examples`` and ``kinlog diff``. They need the base install only."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kinlog.lineage.scan import LogScan, scan_log
+from kinlog.replay.difference import compare_examples, render_comparison
+from kinlog.replay.examples import StepExamples, trained_examples
+from kinlog.replay.inspection import locate_run
+from kinlog.replay.plain_text import format_count, format_time, render_table
+from kinlog.replay.rendering import to_json_value
+
+__all__ = ["diff_command", "examples_command"]
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
+@click.command("examples")
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--step", type=click.IntRange(min=1), required=True, help="The optimizer step.")
+@_json
+def examples_command(run: Path, step: int, as_json: bool) -> None:
+    """Show what an optimizer step was trained on: its groups in order, and their siblings.
+
+    \b
+    Example
+      kinlog examples runs/first --step 7
+    """
+    scan = _scan(run)
+    found = trained_examples(scan.events(), scan.beginning(), step=step).get(step)
+    if found is None:
+        raise click.ClickException(f"{run} has no step {step} on its surviving history{_dropped(scan)}")
+    if as_json:
+        click.echo(json.dumps(to_json_value(found), indent=2, ensure_ascii=False))
+    else:
+        click.echo(_render(found))
+
+
+@click.command("diff")
+@click.argument("run_a", metavar="RUN_A", type=click.Path(path_type=Path))
+@click.argument("run_b", metavar="RUN_B", type=click.Path(path_type=Path))
+@click.option("--all", "everything", is_flag=True, help="List every difference, and not only the first ten.")
+@_json
+def diff_command(run_a: Path, run_b: Path, everything: bool, as_json: bool) -> None:
+    """Compare what two runs were trained on, step by step. Exit code 1 if they differ.
+
+    \b
+    Example
+      kinlog diff runs/first runs/second
+    """
+    scans = [_scan(run) for run in (run_a, run_b)]
+    comparison = compare_examples(*(trained_examples(scan.events(), scan.beginning()) for scan in scans))
+    if as_json:
+        document: Any = to_json_value(comparison)
+        click.echo(json.dumps({"same": comparison.same, **document}, indent=2, ensure_ascii=False))
+    else:
+        click.echo(render_comparison(comparison, limit=None if everything else 10))
+        for run, scan in zip((run_a, run_b), scans, strict=True):
+            if _dropped(scan):
+                click.echo(f"{run}: steps may be missing{_dropped(scan)}")
+    if not comparison.same:
+        click.get_current_context().exit(1)
+
+
+def _scan(run: Path) -> LogScan:
+    return scan_log(locate_run(run).log)
+
+
+def _dropped(scan: LogScan) -> str:
+    if scan.first_seq <= 1:
+        return ""
+    return f": its log's first {format_count(scan.first_seq - 1, 'event')} were dropped"
+
+
+def _render(step: StepExamples) -> str:
+    siblings = [(group, sibling) for group in step.groups for sibling in group.siblings]
+    title = (
+        f"step {step.train_step}, applied at seq {step.seq}, {format_time(step.time_us)}: "
+        f"{format_count(len(step.groups), 'group')}, {format_count(len(siblings), 'sibling')}"
+    )
+    rows = [
+        (
+            str(group.group_id),
+            group.prompt.sample_id,
+            group.prompt.task_name,
+            str(sibling.generation),
+            str(sibling.attempt),
+            sibling.validity.value,
+            f"{sibling.raw_reward:.4f}",
+            f"{sibling.shaped_reward:.4f}",
+            f"{sibling.completion_tokens:,}",
+            sibling.finish_reason.value,
+            _versions(sibling.min_weight_version, sibling.max_weight_version),
+            str(group.staleness),
+        )
+        for group, sibling in siblings
+    ]
+    titles = (
+        "group",
+        "sample",
+        "task",
+        "sibling",
+        "attempt",
+        "validity",
+        "raw reward",
+        "trained on",
+        "tokens",
+        "finish",
+        "weights",
+        "staleness",
+    )
+    return f"{title}\n\n{render_table(titles, rows, right=(0, 3, 4, 6, 7, 8, 11), indent=2)}"
+
+
+def _versions(oldest: int, newest: int) -> str:
+    return str(oldest) if oldest == newest else f"{oldest} to {newest}"

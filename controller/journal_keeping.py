@@ -1,0 +1,105 @@
+"""The row journal at checkpoints: what a rollout checkpoint takes of it, and what is let go of once everything in it is
+durable elsewhere, or gone."""
+
+from pathlib import Path
+
+from kinlog.lineage.journal import (
+    ScannedJournal,
+    is_journal_segment,
+    journal_identities,
+    scan_journal,
+)
+from kinlog.lineage.journal_copy import copy_journal_segment
+from kinlog.lineage.store import Store
+from kinlog.replay.journal import Attempt
+from kinlog.schemas.errors import LogDamagedError
+
+__all__ = ["JournalKeeper"]
+
+
+class JournalKeeper:
+    """Watches over a run's journal directory. Belongs to one life of the controller.
+
+    Made before this life's workers: what is in the directory then belongs to processes that are dead.
+    """
+
+    def __init__(self, store: Store, directory: Path, trash: Path) -> None:
+        self._store = store
+        self._directory = directory
+        self._trash = trash
+        self._of_the_dead = frozenset(filter(is_journal_segment, store.names(directory)))
+        self._attempts: dict[str, frozenset[Attempt]] = {}
+
+    def drop_unneeded(self, needed: frozenset[Attempt]) -> list[str]:
+        """Remove the ended segments that hold no row of a needed attempt. Returns their names. Blocks on the disk.
+
+        A segment that does not verify stays: it is for people to look at.
+        """
+        unneeded = []
+        for name in filter(is_journal_segment, self._store.names(self._directory)):
+            attempts = self._attempts.get(name)
+            if attempts is None:
+                attempts = self._read(name)
+            if attempts is not None and needed.isdisjoint(attempts):
+                unneeded.append(name)
+        if unneeded:
+            self._remove(unneeded)
+        return unneeded
+
+    def copy_needed(self, target: Path, needed: frozenset[Attempt]) -> frozenset[Attempt]:
+        """Make ``target`` a journal of the segments that hold rows of needed attempts. Returns the needed attempts that it
+        has no row of. Blocks on the disk.
+
+        Raises
+        ------
+        OSError
+            The disk fails, or is full.
+        """
+        lacking = needed
+        self._store.make_directory(target)
+        for name in filter(is_journal_segment, self._store.names(self._directory)):
+            known = self._attempts.get(name)
+            if known is not None:
+                # Nobody appends to it any more.
+                if not needed.isdisjoint(known):
+                    self._store.link(self._directory / name, target / name)
+                    lacking -= known
+                continue
+            try:
+                journal = scan_journal(self._store, self._directory / name)
+            except LogDamagedError:
+                continue
+            attempts = self._attempts_of(journal)
+            if not needed.isdisjoint(attempts):
+                copy_journal_segment(self._store, journal, target)
+                lacking -= attempts
+        self._store.sync_directory(target)
+        return lacking
+
+    def _read(self, name: str) -> frozenset[Attempt] | None:
+        """Return the attempts in a segment, ``None`` while more may be appended to it."""
+        try:
+            journal = scan_journal(self._store, self._directory / name)
+        except LogDamagedError:
+            return None
+        self._attempts_of(journal)
+        return self._attempts.get(name)
+
+    def _attempts_of(self, journal: ScannedJournal) -> frozenset[Attempt]:
+        """Return the attempts in a segment, and remember them if there will be no more."""
+        attempts = frozenset(identity[:3] for identity in journal_identities(journal))
+        name = journal.path.name
+        if journal.closed or name in self._of_the_dead:
+            self._attempts[name] = attempts
+        return attempts
+
+    def _remove(self, names: list[str]) -> None:
+        """Rename away first, then remove: a half-removed segment never has a segment's name."""
+        self._store.make_directory(self._trash)
+        grave = self._trash / f"journal.{names[0]}"
+        self._store.make_directory(grave)
+        for name in names:
+            self._store.rename(self._directory / name, grave / name)
+            self._attempts.pop(name, None)
+        self._store.sync_directory(self._directory)
+        self._store.remove_tree(grave)

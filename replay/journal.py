@@ -1,0 +1,75 @@
+"""The row journal at restart and at checkpoints: which rows are put back, and which are still needed."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from kinlog.lineage.journal import is_journal_segment, journal_identities, scan_journal
+from kinlog.lineage.state import GroupPhase, Projection
+from kinlog.lineage.store import Store
+from kinlog.replay.inventory import Inventory, canonical_rows, compare_rows, staged_rows
+from kinlog.schemas.errors import LogDamagedError
+from kinlog.schemas.reasons import Reason
+from kinlog.schemas.receipts import staging_key
+from kinlog.schemas.rows import RowTag
+
+__all__ = ["Attempt", "needed_attempts", "rows_in_journal", "rows_to_put_back"]
+
+#: Group, generation, attempt.
+Attempt: TypeAlias = tuple[int, int, int]
+
+
+def rows_to_put_back(restored: Projection, inventory: Inventory) -> dict[str, RowTag]:
+    """Return the staged rows, by key, that live groups are made of and that the data plane lacks.
+
+    A group whose canonical rows are all there needs no staged ones.
+    """
+    wanted: dict[str, RowTag] = {}
+    for group in restored.live_groups():
+        finalized = group.phase is GroupPhase.FINALIZED
+        if finalized and not compare_rows(canonical_rows(group), inventory.training):
+            continue
+        for sibling in group.siblings.values():
+            if sibling.sealed is None:
+                continue
+            expected = staged_rows(group, sibling)
+            for problem in compare_rows(expected, inventory.staging):
+                if problem.reason is Reason.ROWS_MISSING:
+                    wanted[problem.key] = expected[problem.key]
+    return wanted
+
+
+def needed_attempts(p: Projection, durable_seq: int) -> frozenset[Attempt]:
+    """Return the attempts whose rows only the journal can still give back.
+
+    Parameters
+    ----------
+    durable_seq:
+        Place of the oldest checkpoint that can be gone back to and that holds the data plane's rows: what was sealed at
+        or before it is in there.
+    """
+    return frozenset(
+        (group.group_id, generation, sibling.attempt)
+        for group in p.groups.values()
+        if group.phase is not GroupPhase.PARKED
+        for generation, sibling in group.siblings.items()
+        if sibling.running or (sibling.sealed is not None and sibling.sealed_seq > durable_seq)
+    )
+
+
+def rows_in_journal(store: Store, directory: Path, wanted: Mapping[str, RowTag]) -> dict[str, RowTag]:
+    """Return those of the wanted rows that the journal has, with that content: what a restart would put back.
+
+    Segments that do not verify have none.
+    """
+    found: dict[str, RowTag] = {}
+    for name in filter(is_journal_segment, store.names(directory)):
+        try:
+            journal = scan_journal(store, directory / name)
+        except LogDamagedError:
+            continue
+        for *identity, digest in journal_identities(journal):
+            key = staging_key(*identity)
+            if key in wanted and wanted[key].digest == digest:
+                found[key] = wanted[key]
+    return found

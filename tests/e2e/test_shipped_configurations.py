@@ -1,0 +1,37 @@
+"""Every configuration that is shipped trains: one real step of each, on Ray, TransferQueue and torch."""
+
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from kinlog_e2e import KinlogProcess, recorded
+from msgspec.structs import replace
+
+from kinlog.schemas import events as e
+from kinlog.schemas.config import dump_config, load_config
+from kinlog.schemas.reasons import CheckpointKind
+
+SHIPPED = sorted(Path(str(files("kinlog.controller"))).rglob("*.yaml"))
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_configuration_runs_one_real_train_step(shipped: Path, tmp_path: Path):
+    config = load_config(shipped)
+    config = replace(config, trainer=replace(config.trainer, max_steps=1), run_dir=str(tmp_path / "run"))
+    short = tmp_path / "config.yaml"
+    short.write_text(dump_config(config))
+    life = KinlogProcess(tmp_path / "output", "train", str(short))
+    try:
+        assert life.wait() == 0, life.story()
+    finally:
+        life.end()
+    events = [record.event for record in recorded(tmp_path / "run")]
+    (step,) = [event for event in events if isinstance(event, e.StepApplied)]
+    assert len(step.group_ids) == config.trainer.groups_per_step
+    committed = [event for event in events if isinstance(event, e.CheckpointCommitted)]
+    assert (committed[-1].checkpoint_kind, committed[-1].train_step) == (CheckpointKind.TRAINER, 1)
+    granularities = {event.granularity for event in events if isinstance(event, e.GroupReserved)}
+    recovery, tasks = config.rollout_recovery, config.dataset.tasks
+    assert granularities <= {recovery.resolve(agent_name=t.agent, task_name=t.name) for t in tasks}
+    assert isinstance(events[-1], e.WriterClosed)

@@ -1,0 +1,330 @@
+"""The soak: real runs that are killed at seeded random moments until they are done, and what became of it.
+
+A run in lock-step (no staleness, seeded sampling, deterministic training) that is killed any number of times must end
+with weights bit-identical to those of a run that was never killed, trained on the same examples in the same order. A run
+that generates ahead of training cannot be compared so: of it, nothing may be lost, and nothing trained on twice.
+"""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from kinlog_e2e import KinlogProcess, blake2b
+
+from kinlog.lineage.fold import fold
+from kinlog.lineage.run_directory import RunDirectory
+from kinlog.lineage.scan import scan_log
+from kinlog.lineage.state import GroupPhase, Projection
+from kinlog.replay.checkpoints import TEMPORARY_PREFIX
+from kinlog.replay.difference import Comparison, compare_examples
+from kinlog.replay.examples import StepExamples, trained_examples
+from kinlog.replay.proof import Proof, prove
+from kinlog.schemas.errors import LogDamagedError, RunNotFoundError
+from kinlog.schemas.events import CheckpointCommitted, RecoveryPlanned, SiblingSealed
+
+#: What a victim's process is killed for: the whole tree, or one actor of it, by its Ray class.
+WHOLE_TREE = "whole tree"
+TARGETS = {
+    WHOLE_TREE: "",
+    "generation worker": "RolloutWorker",
+    "finalizer": "FinalizerWorker",
+    "storage unit": "SimpleStorageUnit",
+    "controller": "ControllerActor",
+}
+#: Those whose death the run survives by itself.
+_REVIVED = {"generation worker", "finalizer"}
+
+_POLL_S = 0.02
+#: A moment that does not come is not waited for any longer: the kill happens then, wherever the run is.
+_PATIENCE_S = 25.0
+
+_CONFIG = """\
+model: {{hidden_size: 32, num_layers: 1, num_heads: 2, max_positions: 160}}
+generation: {{max_batch_size: 8, max_new_tokens: 40}}
+dataset:
+  size: 512
+  tasks:
+    - {{name: gcd, generator: gcd, agent: single_turn, options: {{min_value: 1, max_value: 6}}}}
+    - {{name: bits, generator: count_bits, agent: retry, options: {{min_n: 1, max_n: 9}}}}
+trainer: {{max_steps: {max_steps}, groups_per_step: 2, learning_rate: 2.0e-3}}
+rollout: {{num_generations: 4, max_live_groups: 12, max_inflight_siblings: 24, max_turns: 2, max_infrastructure_retries: 1000, max_data_retries: 1000}}
+supervision: {{max_retry_backoff_s: 2.0}}
+sampler: {sampler}
+rollout_recovery:
+  default_granularity: sibling
+  task_granularity_overrides: {{bits: {bits}}}
+checkpointing: {{every_steps: 3}}
+log: {{segment_bytes: 65536}}
+"""
+_LOCK_STEP = "{name: in_order, max_lookahead_versions: 0}"
+_ASYNCHRONOUS = "{name: weight_fifo, max_staleness_versions: 100}"
+
+
+def write_soak_config(path: Path, *, max_steps: int, lock_step: bool) -> Path:
+    """Write the soak's configuration. In lock-step both granularities must give the same weights, so both are there."""
+    sampler = _LOCK_STEP if lock_step else _ASYNCHRONOUS
+    path.write_text(_CONFIG.format(max_steps=max_steps, sampler=sampler, bits="prompt_group"))
+    return path
+
+
+# ---- moments ----------------------------------------------------------------------------------------------------
+
+
+class Watcher:
+    """Follows a run from outside: its log, and its checkpoint directory."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self.p = Projection()
+        self.epoch_at_start = 0
+        self.planned_in_epoch = 0
+        self.sealed_seq = 0
+        self.checkpoint_seq = 0
+
+    def look(self) -> None:
+        """Read on. What is met in the middle of a write is read the next time."""
+        with suppress(RunNotFoundError, LogDamagedError):
+            for record in scan_log(self._run.log).events(after_seq=self.p.last_seq):
+                fold(self.p, record)
+                match record.event:
+                    case SiblingSealed():
+                        self.sealed_seq = record.seq
+                    case CheckpointCommitted():
+                        self.checkpoint_seq = record.seq
+                    case RecoveryPlanned():
+                        self.planned_in_epoch = record.epoch
+
+    @property
+    def recovered(self) -> bool:
+        """Whether this life's recovery is done, or it is the first, which has none."""
+        return self.p.last_epoch > self.epoch_at_start and (
+            self.epoch_at_start == 0 or self.planned_in_epoch == self.p.last_epoch
+        )
+
+    def unfinished_checkpoint(self) -> list[str] | None:
+        """What a checkpoint that is being made has so far, ``None`` when none is."""
+        with suppress(OSError):
+            for path in self._run.checkpoints.iterdir():
+                if path.name.startswith(TEMPORARY_PREFIX):
+                    return [found.name for found in path.iterdir()]
+        return None
+
+    def in_phase(self, phase: GroupPhase) -> bool:
+        return any(group.phase is phase for group in self.p.groups.values())
+
+
+def _moments(watcher: Watcher, chance: random.Random) -> dict[str, Callable[[], bool]]:
+    """By phase: whether now is the moment. Each is asked again and again."""
+    started = time.monotonic()
+    within_s = chance.uniform(0.0, 12.0)
+    sealed_before = watcher.sealed_seq
+    seals = chance.randint(1, 6)
+
+    def running() -> bool:
+        return watcher.recovered and any(
+            sibling.running for group in watcher.p.groups.values() for sibling in group.siblings.values()
+        )
+
+    def checkpoint_has(*names: str, lacks: str) -> Callable[[], bool]:
+        def is_so() -> bool:
+            found = watcher.unfinished_checkpoint()
+            return found is not None and all(name in found for name in names) and lacks not in found
+
+        return is_so
+
+    return {
+        "recovery": lambda: time.monotonic() - started > within_s and not watcher.recovered,
+        "generation": running,
+        "sealing": lambda: watcher.recovered and watcher.sealed_seq > sealed_before + seals,
+        "finalizing": lambda: watcher.recovered and watcher.in_phase(GroupPhase.FINALIZING),
+        "optimizer step": lambda: watcher.recovered and watcher.in_phase(GroupPhase.CLAIMED),
+        "checkpoint: data plane": checkpoint_has(lacks="trainer"),
+        "checkpoint: trainer": checkpoint_has("data_plane", "trainer", lacks="manifest.json"),
+        "checkpoint: commit": checkpoint_has("manifest.json", lacks="nothing"),
+    }
+
+
+PHASES = (
+    "recovery",
+    "generation",
+    "sealing",
+    "finalizing",
+    "optimizer step",
+    "checkpoint: data plane",
+    "checkpoint: trainer",
+    "checkpoint: commit",
+)
+
+
+# ---- the soak ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """One SIGKILL."""
+
+    phase: str
+    """What the run was doing, as asked for; ``elsewhere`` when that moment did not come."""
+    target: str
+    seq: int
+    """The last event that was read before."""
+
+
+@dataclass(kw_only=True)
+class Victim:
+    """A run that was killed until it was done."""
+
+    path: Path
+    kills: list[Kill] = field(default_factory=list)
+    proof: Proof | None = None
+    comparison: Comparison | None = None
+    weights_equal: bool | None = None
+
+    @property
+    def sealed_regenerated(self) -> int:
+        """Sealed siblings that restarts had generated again."""
+        assert self.proof is not None
+        return sum(sum(restart.regenerated.values()) for restart in self.proof.restarts)
+
+    @property
+    def problems(self) -> list[str]:
+        assert self.proof is not None
+        found = list(self.proof.failures)
+        if self.sealed_regenerated:
+            found.append(f"{self.sealed_regenerated} sealed siblings were generated again")
+        if self.comparison is not None and not self.comparison.same:
+            found.append("it was not trained on the same examples")
+        if self.weights_equal is False:
+            found.append("its weights differ")
+        return found
+
+
+def train_undisturbed(base: Path, config: Path) -> Path:
+    """Train the reference: a run that nobody kills. Returns its directory."""
+    path = base / "undisturbed"
+    life = KinlogProcess(base / "undisturbed.out", "train", str(config), "--run-dir", str(path))
+    try:
+        assert life.wait() == 0, life.story()
+    finally:
+        life.end()
+    return path
+
+
+def kill_until_done(
+    base: Path,
+    config: Path,
+    *,
+    name: str,
+    chance: random.Random,
+    max_kills: int,
+    say: Callable[[str], None] = lambda line: None,
+) -> Victim:
+    """Train a run and kill it up to ``max_kills`` times; then let it train to the end."""
+    victim = Victim(path=base / name)
+    watcher = Watcher(RunDirectory(victim.path))
+    lives = 0
+    while True:
+        lives += 1
+        resume = ["--resume"] if watcher.p.last_seq else []
+        arguments = ["train", str(config), "--run-dir", str(victim.path), *resume]
+        life = KinlogProcess(base / f"{name}.{lives}.out", *arguments)
+        watcher.epoch_at_start = watcher.p.last_epoch
+        try:
+            while len(victim.kills) < max_kills:
+                kill = _kill_once(life, watcher, chance)
+                if kill is None:
+                    break  # it came to its end
+                victim.kills.append(kill)
+                say(f"{name}: kill {len(victim.kills)}, {kill.phase}, {kill.target}, at seq {kill.seq}")
+                if kill.target not in _REVIVED:
+                    break
+            if len(victim.kills) < max_kills and victim.kills and not life.ended:
+                life.wait()  # of what died with its controller or data plane, the rest ends by itself
+            exit_code = life.wait()
+        finally:
+            life.end()
+        watcher.look()
+        if exit_code == 0:
+            return victim
+        assert victim.kills, f"it failed before it was killed: {life.story()}"
+
+
+def _kill_once(life: KinlogProcess, watcher: Watcher, chance: random.Random) -> Kill | None:
+    """Wait for a random moment, and kill a random part. ``None`` when the run ended first."""
+    target = chance.choice([WHOLE_TREE] * 4 + list(TARGETS)[1:])
+    phase = chance.choice(PHASES)
+    is_time = _moments(watcher, chance)[phase]
+    deadline = time.monotonic() + _PATIENCE_S + chance.uniform(0, 5)
+    while not life.ended:
+        watcher.look()
+        process = life.actor(TARGETS[target]) if target != WHOLE_TREE else None
+        there = target == WHOLE_TREE or process is not None
+        late = time.monotonic() > deadline
+        if there and (is_time() or (late and watcher.p.last_seq)):
+            kill = Kill(phase="elsewhere" if late else phase, target=target, seq=watcher.p.last_seq)
+            if process is None:
+                life.kill()
+            else:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            return kill
+        time.sleep(_POLL_S)
+    return None
+
+
+def judge(victim: Victim, undisturbed: Path | None) -> None:
+    """Prove a victim from its log, and compare it with the run that nobody killed."""
+    victim.proof = prove(scan_log(RunDirectory(victim.path).log))
+    if undisturbed is not None:
+        victim.comparison = compare_examples(*(_examples(path) for path in (undisturbed, victim.path)))
+        victim.weights_equal = weights_of(undisturbed) == weights_of(victim.path)
+
+
+def _examples(path: Path) -> dict[int, StepExamples]:
+    scan = scan_log(RunDirectory(path).log)
+    return trained_examples(scan.events(), scan.beginning())
+
+
+def weights_of(path: Path) -> dict[str, str]:
+    """Return the digests of the newest checkpoint's trainer files: weights, optimizer and random state."""
+    newest = max(path.joinpath("checkpoints").glob("step_*"))
+    trainer = newest / "trainer"
+    files = {file.name: blake2b(file) for file in sorted(trainer.rglob("*")) if file.is_file()}
+    assert files, f"{newest} has no trainer state"
+    return {"checkpoint": newest.name, **files}
+
+
+def render(victims: list[Victim]) -> str:
+    """The soak's table."""
+    kills = [kill for victim in victims for kill in victim.kills]
+    phases, targets = Counter(kill.phase for kill in kills), Counter(kill.target for kill in kills)
+    proofs = [victim.proof for victim in victims if victim.proof is not None]
+    restarts = [restart for proof in proofs for restart in proof.restarts]
+    equal = [victim.weights_equal for victim in victims if victim.weights_equal is not None]
+    lines = [
+        ("kills", str(len(kills))),
+        *((f"  {phase}", str(phases[phase])) for phase in (*PHASES, "elsewhere")),
+        *((f"  of the {target}", str(targets[target])) for target in TARGETS),
+        ("runs", str(len(victims))),
+        ("restarts", str(len(restarts))),
+        ("siblings sealed before", str(sum(restart.sealed_before for restart in restarts))),
+        ("  regenerated after", str(sum(sum(restart.regenerated.values()) for restart in restarts))),
+        ("tokens saved", f"{sum(restart.tokens_reused for restart in restarts):,}"),
+        ("tokens redone", f"{sum(restart.tokens_regenerated for restart in restarts):,}"),
+        ("prompts lost", str(sum(len(proof.draws_missing) + len(proof.unaccounted) for proof in proofs))),
+        ("groups applied twice", str(sum(len(proof.applied_twice) for proof in proofs))),
+        ("weights equal", f"{sum(equal)} of {len(equal)} runs" if equal else "not compared"),
+        (
+            "same examples",
+            f"{sum(v.comparison.same for v in victims if v.comparison)} of {len(equal)} runs"
+            if equal
+            else "not compared",
+        ),
+    ]
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in lines)
