@@ -1,64 +1,54 @@
 """Checkpoints: a directory that restarts the run as of one place in the log, complete or absent.
 
-Only what must agree happens inside the exclusive hold: the place in the log, and the data plane's own save. Everything
-else follows outside of it. The directory is built under a temporary name, made durable file by file, and appears by one
-rename.
+A trainer checkpoint has everything. A rollout checkpoint is taken between two of them, also while an optimizer step is
+open, and goes with the newest one, its *anchor*: a restart rolls steps that were begun since back to it.
+
+Only what must agree happens inside the exclusive hold: the place in the log, and the data plane's own save. With the row
+journal on, a rollout checkpoint takes its rows from there, and the place is all. Everything else follows outside.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import msgspec
 
+from kinlog.controller.checkpoint_directory import (
+    Anchorage,
+    CheckpointDirectories,
+    HeldFacts,
+    JournalLacksRowsError,
+    Target,
+)
 from kinlog.controller.journal_keeping import JournalKeeper
-from kinlog.controller.retention import newly_durable, retain
+from kinlog.controller.retention import newest_anchor, newly_durable, outdated_rollouts, retain
 from kinlog.controller.runtime import Runtime, clear_group_rows
 from kinlog.lineage.compaction import compact_log
-from kinlog.lineage.fold import FOLD_VERSION
-from kinlog.lineage.log_copy import copy_log
-from kinlog.lineage.scan import scan_log
-from kinlog.lineage.state import Projection, projection_digest
-from kinlog.lineage.store import Store, write_durably
-from kinlog.replay.checkpoints import (
-    LOG_NAME,
-    MANIFEST_NAME,
-    TEMPORARY_PREFIX,
-    file_digest,
-    find_checkpoints,
-    read_manifest,
-)
-from kinlog.replay.inventory import expected_inventory
+from kinlog.lineage.state import Projection
+from kinlog.lineage.store import Store
+from kinlog.replay.checkpoints import DATA_PLANE_NAME, TRAINER_NAME, find_checkpoints, read_manifest
 from kinlog.replay.journal import needed_attempts
-from kinlog.replay.projection import SNAPSHOT_NAME, project, write_snapshot_bytes
-from kinlog.schemas.config import dump_config
-from kinlog.schemas.errors import CheckpointError, KinlogError, LogWriteError
-from kinlog.schemas.events import CheckpointCommitted, CheckpointFailed, Position
-from kinlog.schemas.manifest import FileEntry, Manifest
+from kinlog.replay.projection import project
+from kinlog.schemas.errors import CheckpointError, DataPlaneTimeoutError, KinlogError, LogWriteError
+from kinlog.schemas.events import CheckpointCommitted, CheckpointFailed
 from kinlog.schemas.reasons import CheckpointKind, Reason
-from kinlog.schemas.rows import inventory_digest
 
-__all__ = [
-    "CONFIG_NAME",
-    "Checkpointer",
-    "SavedCheckpoint",
-    "DATA_PLANE_NAME",
-    "TRAINER_NAME",
-    "checkpoint_name",
-]
+__all__ = ["Checkpointer", "SavedCheckpoint", "checkpoint_name", "rollout_checkpoint_name"]
 
 _logger = logging.getLogger(__name__)
-
-DATA_PLANE_NAME = "data_plane"
-TRAINER_NAME = "trainer"
-CONFIG_NAME = "config.yaml"
 
 
 def checkpoint_name(train_step: int) -> str:
     """Return the directory name of the trainer checkpoint at a step."""
     return f"step_{train_step:06d}"
+
+
+def rollout_checkpoint_name(anchor_step: int, number: int) -> str:
+    """Return the directory name of a rollout checkpoint: the step of its anchor, and which one of it this is."""
+    return f"rollout_{anchor_step:06d}_{number:04d}"
 
 
 class SavedCheckpoint(msgspec.Struct, frozen=True):
@@ -72,14 +62,8 @@ class SavedCheckpoint(msgspec.Struct, frozen=True):
     """Why there is no checkpoint; empty when there is."""
 
 
-class _HeldFacts(msgspec.Struct, frozen=True):
-    """What was fixed inside the exclusive hold."""
-
-    position: Position
-    train_step: int
-    weight_version: int
-    draw_cursor: int
-    held_s: float
+class _TooLongError(CheckpointError):
+    """A save was given up, or an earlier one that was is still under way."""
 
 
 class Checkpointer:
@@ -88,8 +72,7 @@ class Checkpointer:
     Parameters
     ----------
     base:
-        A projection at or before the log's present end, which this object may change: the next snapshot is folded from
-        it, so that taking one never copies the live projection inside the hold.
+        A projection at or before the log's present end, which this object may change.
     journal:
         The run's row journal: what a checkpoint makes durable elsewhere is let go of there.
     """
@@ -108,19 +91,26 @@ class Checkpointer:
     ) -> None:
         self._runtime = runtime
         self._store = store
-        self._base: Projection | None = base
         self._journal = journal
-        self._run_id = run_id
         self._log_id = log_id
-        self._version = version
         self._on_saved = on_saved
-        self._building: asyncio.Task[_HeldFacts] | None = None
+        self._directories = CheckpointDirectories(
+            runtime, store, base, journal, run_id=run_id, log_id=log_id, version=version
+        )
+        self._one_at_a_time = asyncio.Lock()
+        self._building: asyncio.Task[HeldFacts] | None = None
         self._given_up: set[Path] = set()
-        self.last_seconds: float | None = None
-        """How long the last checkpoint that came to something took."""
         self._compacting: asyncio.Task[None] | None = None
-        self._digests: dict[tuple[int, int, int], str] = {}
-        """Digests of the last checkpoint's files by inode, size and time: most of the next one's log are the same files."""
+        self._failed_in_a_row = 0
+        self._recorded_seq = 0
+        """The last event of this object's own."""
+        self.last_seconds: float | None = None
+        """How long the last trainer checkpoint took; ``None`` before the first one of this life."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether anything was recorded since the last checkpoint was, or its failure."""
+        return self._runtime.projection.last_seq > self._recorded_seq
 
     async def save(self) -> SavedCheckpoint:
         """Take a trainer checkpoint. A failure is recorded, and costs this checkpoint, not the run.
@@ -129,26 +119,23 @@ class Checkpointer:
         ------
         LogWriteError
             The log failed: the run must stop.
+        CheckpointError
+            Too many have failed in a row, of either kind: the run must stop.
         """
-        runtime = self._runtime
-        started = time.perf_counter()
-        name = checkpoint_name(runtime.projection.train_step)
-        temporary = runtime.directory.checkpoints / f"{TEMPORARY_PREFIX}{name}.{runtime.clock_us()}"
-        held_s = 0.0
-        try:
-            facts = await self._build_in_time(temporary, name)
-        except LogWriteError:
-            raise
-        except (KinlogError, OSError) as error:
-            problem = await self._record_failure(name, error)
-        else:
-            problem, held_s = "", facts.held_s
-            await self._record(name, facts)
-        saved = SavedCheckpoint(name, time.perf_counter() - started, held_s, problem)
-        if not problem:
-            self.last_seconds = saved.seconds
-        self._on_saved(saved)
-        return saved
+        async with self._one_at_a_time:
+            return await self._save(Target(checkpoint_name(self._runtime.projection.train_step)))
+
+    async def save_rollout(self) -> SavedCheckpoint:
+        """Take a rollout checkpoint. Trainer and live run are not touched. Raises as :meth:`save`."""
+        async with self._one_at_a_time:
+            p, present = self._runtime.projection, self._directories.names()
+            anchor = newest_anchor(p, present)
+            step = anchor.train_step if anchor is not None else 0
+            taken = present | {c.name for c in p.checkpoints}
+            name = next(n for number in count(1) if (n := rollout_checkpoint_name(step, number)) not in taken)
+            position = anchor.position if anchor is not None else None
+            anchorage = Anchorage(anchor.name if anchor is not None else None, position, step)
+            return await self._save(Target(name, anchorage))
 
     async def close(self) -> None:
         """Give what a save that was given up is still doing a while to end, and let go of it."""
@@ -156,6 +143,10 @@ class Checkpointer:
             await asyncio.wait({self._building}, timeout=self._runtime.config.checkpointing.timeout_s)
             self._building.cancel()
         await self._until_compacted()
+
+    def clear_leavings(self) -> None:
+        """Remove what earlier lives left half-written or half-removed."""
+        self._directories.clear_leavings()
 
     def compact(self, drop_through_seq: int = 0) -> None:
         """Begin to compact the log, beside everything else.
@@ -187,13 +178,40 @@ class Checkpointer:
         if self._compacting is not None:
             await asyncio.wait({self._compacting})
 
-    async def _build_in_time(self, temporary: Path, name: str) -> _HeldFacts:
+    async def _save(self, target: Target) -> SavedCheckpoint:
+        started = time.perf_counter()
+        held_s = 0.0
+        try:
+            facts = await self._build_in_time(self._directories.temporary(target.name), target)
+        except LogWriteError:
+            raise
+        except (KinlogError, OSError) as error:
+            self._failed_in_a_row += 1
+            problem = await self._record_failure(target.name, error)
+        else:
+            self._failed_in_a_row = 0
+            problem, held_s = "", facts.held_s
+            await self._record(target, facts)
+        seconds = time.perf_counter() - started
+        if not problem and target.kind is CheckpointKind.TRAINER:
+            self.last_seconds = seconds
+        saved = SavedCheckpoint(target.name, seconds, held_s, problem)
+        self._on_saved(saved)
+        if self._failed_in_a_row >= self._runtime.config.checkpointing.max_failures_in_a_row:
+            raise CheckpointError(
+                f"{self._failed_in_a_row} checkpoints in a row have failed, the last of them {target.name}: {problem}. "
+                "A crash would cost more with every hour: the run ends (checkpointing.max_failures_in_a_row). Correct the "
+                "cause, then resume it: it goes on from the checkpoint before."
+            )
+        return saved
+
+    async def _build_in_time(self, temporary: Path, target: Target) -> HeldFacts:
         """Build and commit the directory, or give up. Threads cannot be stopped: what was given up runs out by itself,
         cleans up after itself, and holds up the next save until then."""
         if self._building is not None and not self._building.done():
-            raise CheckpointError("an earlier save, which was given up, is still running")
+            raise _TooLongError("an earlier save, which was given up, is still running")
         limit_s = self._runtime.config.checkpointing.timeout_s
-        self._building = asyncio.create_task(self._build(temporary, name))
+        self._building = asyncio.create_task(self._build(temporary, target))
         try:
             # The data plane has a time-out of its own, of the same length: the hold is bounded by that.
             done, _ = await asyncio.wait({self._building}, timeout=2 * limit_s)
@@ -202,179 +220,137 @@ class Checkpointer:
             raise
         if not done:
             self._given_up.add(temporary)
-            raise CheckpointError(f"the save took longer than {2 * limit_s:g} s")
+            raise _TooLongError(f"the save took longer than {2 * limit_s:g} s")
         return self._building.result()
 
-    async def _build(self, temporary: Path, name: str) -> _HeldFacts:
+    async def _build(self, temporary: Path, target: Target) -> HeldFacts:
         try:
+            target = await self._anchored(target)
             # The log is copied further down, file by file: none of them may be replaced meanwhile.
             await self._until_compacted()
-            self._store.make_directory(temporary)
+            by_journal = target.kind is CheckpointKind.ROLLOUT and self._runtime.config.row_journal.enabled
+            try:
+                facts = await self._fill(temporary, target, by_journal=by_journal)
+            except JournalLacksRowsError as error:
+                _logger.info("%s is saved with the data plane: %s", target.name, error)
+                await asyncio.to_thread(self._directories.discard, [temporary.name])
+                facts = await self._fill(temporary, target, by_journal=False)
             self._stop_if_given_up(temporary)
-            facts = await self._hold(temporary / DATA_PLANE_NAME)
-            await self._runtime.trainer.save(temporary / TRAINER_NAME)
-            await asyncio.to_thread(self._write_rest, temporary, facts)
-            self._stop_if_given_up(temporary)
-            await asyncio.to_thread(self._commit_directory, temporary, name)
+            await asyncio.to_thread(self._directories.commit, temporary, target.name)
             return facts
         except BaseException:
-            await asyncio.to_thread(self._discard, [temporary])
+            await asyncio.to_thread(self._directories.discard, [temporary.name])
             raise
         finally:
             self._given_up.discard(temporary)
 
+    async def _anchored(self, target: Target) -> Target:
+        """Complete a target by what the anchor's manifest says. Without that, nobody could go back to the checkpoint."""
+        anchorage = target.anchorage
+        if anchorage is None:
+            return target
+        if anchorage.name is None:
+            if self._runtime.projection.frontier_step:
+                raise CheckpointError(
+                    "there is no trainer checkpoint that it could go with, and the start of the run is out of reach"
+                )
+            return target
+        path = self._runtime.directory.checkpoints / anchorage.name
+        manifest = await asyncio.to_thread(read_manifest, path)
+        anchorage = msgspec.structs.replace(anchorage, weight_version=manifest.weight_version)
+        return msgspec.structs.replace(target, anchorage=anchorage)
+
+    async def _fill(self, temporary: Path, target: Target, *, by_journal: bool) -> HeldFacts:
+        self._store.make_directory(temporary)
+        self._stop_if_given_up(temporary)
+        facts = await self._hold(None if by_journal else temporary / DATA_PLANE_NAME)
+        if target.kind is CheckpointKind.TRAINER:
+            await self._runtime.trainer.save(temporary / TRAINER_NAME)
+        await asyncio.to_thread(self._directories.fill, temporary, target, facts, by_journal=by_journal)
+        return facts
+
     def _stop_if_given_up(self, temporary: Path) -> None:
         if temporary in self._given_up:
-            raise CheckpointError("the save was given up")
+            raise _TooLongError("the save was given up")
 
-    async def _hold(self, directory: Path) -> _HeldFacts:
-        """Fix the place in the log and save the data plane, with no cut open anywhere."""
+    async def _hold(self, data_plane: Path | None) -> HeldFacts:
+        """Fix the place in the log, and save the data plane to a directory if one is given, with no cut open anywhere."""
         runtime = self._runtime
         async with runtime.barrier.exclusive("checkpoint"):
             entered = time.perf_counter()
             p = runtime.projection
             position = await runtime.ledger.position()
-            facts = {"position_seq": position.seq, "train_step": p.train_step}
-            await runtime.data_plane.save(directory, facts, timeout_s=runtime.config.checkpointing.timeout_s)
-            return _HeldFacts(
+            if data_plane is not None:
+                facts = {"position_seq": position.seq, "train_step": p.train_step}
+                await runtime.data_plane.save(
+                    data_plane, facts, timeout_s=runtime.config.checkpointing.timeout_s
+                )
+            return HeldFacts(
                 position, p.train_step, p.weight_version, p.draw_cursor, time.perf_counter() - entered
             )
 
-    def _write_rest(self, temporary: Path, facts: _HeldFacts) -> None:
-        """Write everything that follows from the place in the log. Runs in a thread."""
-        runtime, store = self._runtime, self._store
-        copy_log(store, runtime.directory.log, temporary / LOG_NAME, facts.position)
-        copied = scan_log(temporary / LOG_NAME, store=store, marks=[facts.position])
-        # If folding fails half-way the base is spoilt: the next save folds from the beginning.
-        base, self._base = self._base, None
-        projection = project(copied, base, through_seq=facts.position.seq)
-        self._base = projection
-        write_durably(store, temporary / SNAPSHOT_NAME, write_snapshot_bytes(projection))
-        write_durably(store, temporary / CONFIG_NAME, dump_config(runtime.config).encode())
-        dataloader = {"draw_cursor": facts.draw_cursor, "seed": runtime.config.dataset.seed}
-        write_durably(store, temporary / "dataloader.json", msgspec.json.encode(dataloader))
-        files = sorted(path for path in temporary.rglob("*") if path.is_file())
-        for path in files:
-            file = store.open(path)  # what others wrote there is not durable yet
-            try:
-                file.sync()
-            finally:
-                file.close()
-        promised = expected_inventory(projection)
-        manifest = Manifest(
-            kind=CheckpointKind.TRAINER,
-            run_id=self._run_id,
-            log_id=self._log_id,
-            kinlog_version=self._version,
-            created_us=runtime.clock_us(),
-            position=facts.position,
-            projection_digest=projection_digest(projection).hex(),
-            fold_version=FOLD_VERSION,
-            train_step=facts.train_step,
-            weight_version=facts.weight_version,
-            dataset_fingerprint=projection.dataset_fingerprint,
-            draw_cursor=facts.draw_cursor,
-            num_storage_units=runtime.data_plane.num_storage_units,
-            staging_rows=len(promised.staging),
-            staging_digest=inventory_digest(promised.staging).hex(),
-            training_rows=len(promised.training),
-            training_digest=inventory_digest(promised.training).hex(),
-            files=self._file_entries(temporary, files),
-        )
-        content = msgspec.json.format(msgspec.json.encode(manifest))
-        write_durably(store, temporary / MANIFEST_NAME, content)
-        for path in [*(p for p in temporary.rglob("*") if p.is_dir()), temporary]:
-            store.sync_directory(path)
+    async def _record(self, target: Target, facts: HeldFacts) -> None:
+        """Record the checkpoint, then let go of what it makes superfluous."""
+        if target.anchorage is not None:
+            await self._record_rollout(target, target.anchorage, facts)
+        else:
+            await self._record_trainer(target, facts)
 
-    def _file_entries(self, temporary: Path, files: Iterable[Path]) -> tuple[FileEntry, ...]:
-        entries, digests = [], {}
-        for path in files:
-            status = path.stat()
-            key = (status.st_ino, status.st_size, status.st_mtime_ns)
-            # A file that the log shares with its copy does not change any more.
-            shared = status.st_nlink > 1 and path.parent.name == LOG_NAME
-            digest = (self._digests.get(key) if shared else None) or file_digest(path)
-            if shared:
-                digests[key] = digest
-            name = path.relative_to(temporary).as_posix()
-            entries.append(FileEntry(path=name, size_bytes=status.st_size, blake2b=digest))
-        self._digests = digests
-        return tuple(entries)
-
-    def _commit_directory(self, temporary: Path, name: str) -> None:
-        """Make the checkpoint appear. A directory of the same name is a past life's, and gives way."""
-        checkpoints = self._runtime.directory.checkpoints
-        target = checkpoints / name
-        if self._store.exists(target):
-            self._trash(target)
-        self._store.rename(temporary, target)
-        self._store.sync_directory(checkpoints)
-
-    async def _record(self, name: str, facts: _HeldFacts) -> None:
-        """Record the checkpoint, then let go of what it makes superfluous: rows, forgotten groups, old checkpoints."""
+    async def _record_trainer(self, target: Target, facts: HeldFacts) -> None:
+        """Let go of rows, forgotten groups, and all older checkpoints but those that are kept."""
         runtime = self._runtime
         p = runtime.projection
         keep = runtime.config.checkpointing.keep
-        present = frozenset(self._store.names(runtime.directory.checkpoints))
-        kept = retain(p, name=name, train_step=facts.train_step, keep=keep, present=present)
+        present = self._directories.names()
+        kept = retain(p, name=target.name, train_step=facts.train_step, keep=keep, present=present)
         durable = newly_durable(p, facts.train_step)
         async with runtime.barrier.cut("checkpoint_committed") as cut:
             event = CheckpointCommitted(
-                name=name,
-                checkpoint_kind=CheckpointKind.TRAINER,
+                name=target.name,
+                checkpoint_kind=target.kind,
                 train_step=facts.train_step,
                 position=facts.position,
                 frontier_step=kept.frontier_step,
             )
-            await runtime.ledger.commit(cut, event).durable()
+            ticket = runtime.ledger.commit(cut, event)
+            self._recorded_seq = ticket.seq
+            await ticket.durable()
             # Their step can no longer be undone by a crash: a restart begins at this checkpoint, or at an older one
             # that has these rows in its own copy of the data plane.
             await clear_group_rows(runtime, cut, durable, Reason.STEP_DURABLE)
         try:
-            await asyncio.to_thread(self._prune, kept.names)
+            await asyncio.to_thread(self._directories.prune, present - kept.names)
             await asyncio.to_thread(self._journal.drop_unneeded, needed_attempts(p, kept.behind_seq))
         except OSError as error:
             _logger.warning("what a checkpoint makes superfluous could not all be removed: %s", error)
         self.compact(kept.behind_seq)
 
+    async def _record_rollout(self, target: Target, anchorage: Anchorage, facts: HeldFacts) -> None:
+        """Let go of older rollout checkpoints. No step becomes durable by this one: frontier, rows and journal stay."""
+        runtime = self._runtime
+        p = runtime.projection
+        outdated = outdated_rollouts(p, present=self._directories.names())
+        async with runtime.barrier.cut("checkpoint_committed") as cut:
+            event = CheckpointCommitted(
+                name=target.name,
+                checkpoint_kind=target.kind,
+                train_step=anchorage.train_step,
+                position=facts.position,
+                frontier_step=p.frontier_step,
+            )
+            ticket = runtime.ledger.commit(cut, event)
+            self._recorded_seq = ticket.seq
+            await ticket.durable()
+        try:
+            await asyncio.to_thread(self._directories.prune, outdated)
+        except OSError as error:
+            _logger.warning("older rollout checkpoints could not all be removed: %s", error)
+
     async def _record_failure(self, name: str, error: Exception) -> str:
-        problem = f"{type(error).__name__}: {error}"
+        problem = f"{type(error).__name__.lstrip('_')}: {error}"
+        too_long = isinstance(error, DataPlaneTimeoutError | _TooLongError)
+        reason = Reason.TIMEOUT if too_long else Reason.INFRASTRUCTURE_FAILURE
         async with self._runtime.barrier.cut("checkpoint_failed") as cut:
-            event = CheckpointFailed(name=name, reason=Reason.INFRASTRUCTURE_FAILURE, detail=problem[:500])
-            self._runtime.ledger.commit(cut, event)
+            event = CheckpointFailed(name=name, reason=reason, detail=problem[:500])
+            self._recorded_seq = self._runtime.ledger.commit(cut, event).seq
         return problem
-
-    def clear_leavings(self) -> None:
-        """Remove what earlier lives left half-written or half-removed."""
-        checkpoints, trash = self._runtime.directory.checkpoints, self._runtime.directory.trash
-        names = [name for name in self._store.names(checkpoints) if name.startswith(TEMPORARY_PREFIX)]
-        self._discard(checkpoints / name for name in names)
-        for name in self._store.names(trash):
-            self._store.remove_tree(trash / name)
-
-    def _prune(self, keep: frozenset[str]) -> None:
-        """Remove this log's checkpoints that are not kept. What is no checkpoint of this log is somebody else's."""
-        for name in self._store.names(self._runtime.directory.checkpoints):
-            path = self._runtime.directory.checkpoints / name
-            if name in keep or name.startswith(TEMPORARY_PREFIX):
-                continue
-            try:
-                ours = read_manifest(path).log_id == self._log_id
-            except CheckpointError:
-                continue
-            if ours:
-                self._discard([path])
-
-    def _discard(self, paths: Iterable[Path]) -> None:
-        for path in list(paths):
-            if self._store.exists(path):
-                self._trash(path)
-
-    def _trash(self, path: Path) -> None:
-        """Rename away first, then remove: a half-removed directory never has a checkpoint's name."""
-        trash = self._runtime.directory.trash
-        self._store.make_directory(trash)
-        grave = trash / f"{path.name}.{self._runtime.clock_us()}"
-        self._store.rename(path, grave)
-        self._store.sync_directory(path.parent)
-        self._store.remove_tree(grave)

@@ -11,7 +11,7 @@ import click
 
 from kinlog.controller.adopt import adopt_checkpoint
 from kinlog.controller.history_commands import diff_command, examples_command
-from kinlog.controller.inspection_commands import log_commands, plan_command, proof_command
+from kinlog.controller.inspection_commands import audit_command, log_commands, plan_command
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.schemas import errors
 from kinlog.schemas.config import load_config
@@ -32,7 +32,7 @@ def _exit_codes() -> str:
     raised = [getattr(errors, name) for name in errors.__all__]
     codes = {error.exit_code: error.code for error in (*raised, _MissingExtraError)} | {
         0: "what was asked for is done, and what was checked holds",
-        1: "the proof does not hold, or something unforeseen went wrong",
+        1: "the audit does not hold, or something unforeseen went wrong",
         2: "config, or wrong usage",
     }
     return "\b\nExit codes\n" + "\n".join(f"  {code:>2}  {name}" for code, name in sorted(codes.items()))
@@ -108,7 +108,12 @@ def train_command(
 @cli.command("restore")
 @click.argument("checkpoint", type=click.Path(path_type=Path, file_okay=False))
 @click.argument("run_dir", type=click.Path(path_type=Path, file_okay=False))
-def restore_command(checkpoint: Path, run_dir: Path) -> None:
+@click.option(
+    "--anchor",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The trainer checkpoint that a rollout checkpoint goes with.",
+)
+def restore_command(checkpoint: Path, run_dir: Path, anchor: Path | None) -> None:
     """Make the new run directory RUN_DIR from the directory CHECKPOINT alone, as of its place in the log.
 
     \b
@@ -116,7 +121,7 @@ def restore_command(checkpoint: Path, run_dir: Path) -> None:
       kinlog restore /backup/step_000040 runs/second
       kinlog train run.yaml --run-dir runs/second --resume
     """
-    name = adopt_checkpoint(checkpoint, RunDirectory(run_dir.resolve()))
+    name = adopt_checkpoint(checkpoint, RunDirectory(run_dir.resolve()), anchor=anchor)
     click.echo(f"{run_dir} goes on from {name}: kinlog train CONFIG --run-dir {run_dir} --resume")
 
 
@@ -133,7 +138,7 @@ def restore_command(checkpoint: Path, run_dir: Path) -> None:
     "--min-step", default=5, show_default=True, help="Kill after a checkpoint at this step or later."
 )
 def demo_command(run_dir: Path | None, config: Path | None, min_step: int) -> None:
-    """Train, SIGKILL the run in the middle of generation, resume it, train to the end, and prove it from the log.
+    """Train, SIGKILL the run in the middle of generation, resume it, train to the end, and audit it from the log.
 
     \b
     Example
@@ -157,7 +162,7 @@ def _runtime(module: str) -> ModuleType:
 
 cli.add_command(log_commands)
 cli.add_command(plan_command)
-cli.add_command(proof_command)
+cli.add_command(audit_command)
 cli.add_command(examples_command)
 cli.add_command(diff_command)
 

@@ -1,4 +1,4 @@
-"""The demonstration: a real run that is killed in the middle of generation, resumed, and proven whole from its log.
+"""The demonstration: a real run that is killed in the middle of generation, resumed, and audited from its log.
 
 Every life of the run is a ``kinlog train`` of its own, in its own process tree, so that SIGKILL means what it says.
 """
@@ -72,9 +72,9 @@ def run_demo(run_dir: Path, *, config: Path | None = None, min_step: int = 10) -
     _kinlog("plan", str(run_dir))
     _title("3  it is resumed, and trains to the end")
     _kinlog("train", str(config), "--run-dir", str(run_dir), "--resume")
-    _title("4  the log is verified, and proves what happened")
+    _title("4  the log is verified and audited")
     _kinlog("log", "verify", str(run_dir))
-    _kinlog("proof", str(run_dir))
+    _kinlog("audit", str(run_dir))
     _say(
         f"\nLook further:\n  kinlog log stats {run_dir}\n  kinlog log show {run_dir} --group {moment.unfinished_groups[0]}"
     )

@@ -1,4 +1,4 @@
-"""The commands that read a run: ``kinlog log ls|stats|show|verify|salvage``, ``kinlog plan`` and ``kinlog proof``.
+"""The commands that read a run: ``kinlog log ls|stats|show|verify|salvage``, ``kinlog plan`` and ``kinlog audit``.
 
 They need the base install only, take no lock and change nothing of the run.
 """
@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import click
 import msgspec
@@ -20,10 +20,11 @@ from kinlog.controller.inspection_text import (
 from kinlog.controller.salvage_text import render_salvage
 from kinlog.controller.samplers import build_sampler, evictions
 from kinlog.lineage.scan import scan_log
+from kinlog.replay.audit import audit_log
+from kinlog.replay.audit_text import render_audit
 from kinlog.replay.inspection import list_segments, locate_run
 from kinlog.replay.offline_plan import plan_offline
 from kinlog.replay.plan import RecoveryPolicy
-from kinlog.replay.proof import prove, render_proof
 from kinlog.replay.rendering import LINE_COLUMNS, JsonValue, event_line, event_object, to_json_value
 from kinlog.replay.report import render_redone, render_report
 from kinlog.replay.salvage import salvage_log
@@ -35,7 +36,7 @@ from kinlog.schemas.errors import CheckpointError, LogDamagedError, TransitionEr
 from kinlog.schemas.events import EVENT_TYPES
 from kinlog.schemas.reasons import Reason
 
-__all__ = ["log_commands", "plan_command", "proof_command"]
+__all__ = ["log_commands", "plan_command", "audit_command"]
 
 _run = click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -335,9 +336,15 @@ def plan_command(
         click.echo(f"\nredone and dropped\n\n{render_redone(offline.plan)}")
 
 
-@click.command("proof")
+@click.command("audit")
 @_run
 @_json
+@click.option(
+    "--list",
+    "listed",
+    is_flag=True,
+    help="Also list everything redone or dropped, one by one, with the reason.",
+)
 @click.option(
     "--steps",
     "reward_steps",
@@ -346,18 +353,35 @@ def plan_command(
     show_default=True,
     help="Steps at either end that the mean reward is taken over.",
 )
-def proof_command(run: Path, as_json: bool, reward_steps: int) -> None:
-    """Prove from the log alone that nothing was lost or trained on twice. Exit code 1 if it does not hold.
+def audit_command(run: Path, as_json: bool, listed: bool, reward_steps: int) -> None:
+    """Audit a run from its log alone. Exit code 1 if anything is off, with what it is.
+
+    \b
+    It holds when
+      every prompt that was drawn was applied, dropped, parked, or is alive
+      no group was trained on twice on the surviving history
+      everything redone or dropped has a reason
+      what was dropped is no longer than what was trained on
 
     \b
     Example
-      kinlog proof runs/first
+      kinlog audit runs/first
+      kinlog audit runs/first --list | grep stale
     """
-    proof = prove(scan_log(locate_run(run).log), reward_steps=reward_steps)
+    audit = audit_log(scan_log(locate_run(run).log), reward_steps=reward_steps)
     if as_json:
-        document: Any = to_json_value(proof)
-        _echo_json({"holds": proof.holds, "failures": list(proof.failures), **document})
+        document = to_json_value(audit)
+        assert isinstance(document, dict)
+        if not listed:
+            del document["given_up"]
+        facts: dict[str, JsonValue] = {
+            "holds": audit.holds,
+            "failures": list(audit.failures),
+            "attempts_redone": to_json_value(audit.given_up_by_reason(dropped=False)),
+            "siblings_dropped": to_json_value(audit.given_up_by_reason(dropped=True)),
+        }
+        _echo_json(facts | document)
     else:
-        click.echo(render_proof(proof))
-    if not proof.holds:
+        click.echo(render_audit(audit, listed=listed))
+    if not audit.holds:
         click.get_current_context().exit(1)

@@ -65,12 +65,9 @@ class JournalKeeper:
                     self._store.link(self._directory / name, target / name)
                     lacking -= known
                 continue
-            try:
-                journal = scan_journal(self._store, self._directory / name)
-            except LogDamagedError:
-                continue
-            attempts = self._attempts_of(journal)
-            if not needed.isdisjoint(attempts):
+            journal = self._scan(name)
+            attempts = self._attempts_of(journal) if journal is not None else frozenset()
+            if journal is not None and not needed.isdisjoint(attempts):
                 copy_journal_segment(self._store, journal, target)
                 lacking -= attempts
         self._store.sync_directory(target)
@@ -78,12 +75,19 @@ class JournalKeeper:
 
     def _read(self, name: str) -> frozenset[Attempt] | None:
         """Return the attempts in a segment, ``None`` while more may be appended to it."""
-        try:
-            journal = scan_journal(self._store, self._directory / name)
-        except LogDamagedError:
-            return None
-        self._attempts_of(journal)
+        journal = self._scan(name)
+        if journal is not None:
+            self._attempts_of(journal)
         return self._attempts.get(name)
+
+    def _scan(self, name: str) -> ScannedJournal | None:
+        """Verify a segment; ``None`` when it is damaged."""
+        for _ in range(2):  # one that is appended to may grow while it is read: damage is there to stay
+            try:
+                return scan_journal(self._store, self._directory / name)
+            except LogDamagedError:
+                continue
+        return None
 
     def _attempts_of(self, journal: ScannedJournal) -> frozenset[Attempt]:
         """Return the attempts in a segment, and remember them if there will be no more."""

@@ -1,7 +1,6 @@
 """Starting a run from the command line: checks first, then Ray, then the controller actor, then watching it."""
 
 import logging
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayTaskError
 
 from kinlog.controller.checkpoint import SavedCheckpoint
 from kinlog.controller.overrides import refuse_unknown_overrides
@@ -17,20 +15,18 @@ from kinlog.controller.ray_parts import RayParts
 from kinlog.controller.samplers import build_sampler
 from kinlog.controller.single_controller import RunStatus, SingleController
 from kinlog.controller.stop_signals import StopSignals
+from kinlog.controller.watching import say, watch
 from kinlog.lineage.log import lock_log
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.replay.checkpoints import MANIFEST_NAME
-from kinlog.replay.report import RecoveryReport, render_report
+from kinlog.replay.report import RecoveryReport
 from kinlog.replay.restore import verify_run
 from kinlog.schemas.config import RunConfig, load_config
 from kinlog.schemas.errors import (
     CheckpointError,
     ConfigError,
-    KinlogError,
-    PreemptedError,
     RunExistsError,
     RunNotFoundError,
-    WorkerLostError,
 )
 from kinlog.schemas.orders import TrainMetrics
 from kinlog.workers.data_plane import TQ_ENVIRONMENT, required_cpus
@@ -38,8 +34,6 @@ from kinlog.workers.data_plane import TQ_ENVIRONMENT, required_cpus
 __all__ = ["train", "ControllerActor"]
 
 _OBJECT_STORE_BYTES = 256 * 1024 * 1024
-_POLL_S = 0.5
-_CLOSE_LIMIT_S = 60.0
 
 
 class ControllerActor:
@@ -138,7 +132,7 @@ def train(
         signals = StopSignals()
         with signals.heeded():  # within the cluster: Ray sets handlers of its own when it starts
             begin = actor.resume.remote(checkpoint, discard_rollouts) if resume else actor.start.remote()
-            return _watch(actor, begin, signals)
+            return watch(actor, begin, signals)
 
 
 def _check_run(directory: RunDirectory, *, resume: bool) -> None:
@@ -165,89 +159,7 @@ def _check_run(directory: RunDirectory, *, resume: bool) -> None:
         raise RunExistsError(
             f"{directory.path} already holds a run. Go on with it (--resume), or choose another directory (--run-dir)."
         )
-    _say(f"run {scan.run_id} in {directory.path}: log verified up to seq {scan.end.seq}")
-
-
-def _watch(actor: Any, begin: Any, signals: StopSignals) -> int:
-    """Watch a run from the reference of its beginning to its end."""
-    try:
-        report = _answer(begin, signals, allowed=0)
-        if report is not None:
-            _say(render_report(report))
-        _say("training")
-        _watch_training(actor, signals)
-    except _EndedAtOnceError:
-        raise PreemptedError(
-            f"{signals.first} ended the run at once. Nothing sealed is lost: go on with --resume"
-        ) from None
-    except PreemptedError:
-        _close(actor, signals, cleanly=True)
-        raise
-    except BaseException:
-        _close(actor, signals, cleanly=False)
-        raise
-    _close(actor, signals, cleanly=True)
-    return 0
-
-
-def _watch_training(actor: Any, signals: StopSignals) -> None:
-    running = actor.run.remote()
-    told = False
-    done: list[Any] = []
-    while not done:
-        done, _ = ray.wait([running], timeout=_POLL_S)
-        if signals.count and not told:
-            told = True
-            _say(f"{signals.first}: finishing what is under way. Once more, and it ends at once.")
-            _answer(actor.preempt.remote(), signals)
-        lines, _ = _answer(actor.news.remote(), signals)
-        for line in lines:
-            _say(line)
-    _get(running)
-
-
-class _EndedAtOnceError(Exception):
-    """More signals came than there is time to wait for anything."""
-
-
-def _answer(reference: Any, signals: StopSignals, *, allowed: int = 1) -> Any:
-    """Return an actor's answer, waiting for it through so many signals and no more."""
-    while not ray.wait([reference], timeout=_POLL_S)[0]:
-        if signals.count > allowed:
-            raise _EndedAtOnceError
-    return _get(reference)
-
-
-def _close(actor: Any, signals: StopSignals, *, cleanly: bool) -> None:
-    """Close a run, without masking the failure that is on its way to the user."""
-    failing = sys.exc_info()[0] is not None
-    deadline_s = time.monotonic() + _CLOSE_LIMIT_S
-    closing = actor.close.remote(cleanly=cleanly)
-    while not ray.wait([closing], timeout=_POLL_S)[0]:
-        if signals.count > 1 or time.monotonic() > deadline_s:
-            _say("it does not close: left as it is, which a resume puts right")
-            return
-    try:
-        _get(closing)
-    except Exception as error:
-        if not failing:
-            raise
-        _say(f"while closing: {error!r}")
-
-
-def _get(reference: Any) -> Any:
-    """Return an actor's answer, and raise what it raised as itself, without Ray's traceback around it."""
-    try:
-        return ray.get(reference)
-    except RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, KinlogError):
-            raise cause from None
-        raise
-    except ray.exceptions.RayActorError as error:
-        raise WorkerLostError(
-            "the controller died. Resume the run: nothing sealed before the last checkpoint is lost."
-        ) from error
+    say(f"run {scan.run_id} in {directory.path}: log verified up to seq {scan.end.seq}")
 
 
 @contextmanager
@@ -261,12 +173,8 @@ def _ray_cluster(config: RunConfig) -> Iterator[None]:
         log_to_driver=False,
         runtime_env={"env_vars": dict(TQ_ENVIRONMENT)},
     )
-    _say(f"Ray started in {time.perf_counter() - began:.1f} s")
+    say(f"Ray started in {time.perf_counter() - began:.1f} s")
     try:
         yield
     finally:
         ray.shutdown()
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201 - this module is the command's output

@@ -5,13 +5,13 @@ since the last checkpoint.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
-from kinlog.controller.checkpoint import Checkpointer
+from kinlog.controller.checkpoint import Checkpointer, SavedCheckpoint
 from kinlog.controller.runtime import Runtime
 from kinlog.lineage import decide
 from kinlog.lineage.state import GroupPhase
-from kinlog.schemas.errors import PreemptedError
+from kinlog.schemas.errors import CheckpointError, PreemptedError
 from kinlog.schemas.reasons import CheckpointKind, Reason
 
 __all__ = ["ask_to_stop", "rest", "end_when_asked"]
@@ -56,9 +56,9 @@ async def end_when_asked(runtime: Runtime, checkpointer: Checkpointer, *, grace_
     await _until(runtime, deadline_s, lambda: _is_quiet(runtime) and runtime.stop.training_rests)
     given_up = await _give_up_attempts(runtime)
     raise PreemptedError(
-        f"the run was told to stop, and has: {runtime.projection.sealed_total - sealed_before} siblings were sealed and "
-        f"{given_up} attempts given up in the grace period; {saved}. It stands at step {runtime.projection.train_step}. "
-        f"Go on with: kinlog train CONFIG --run-dir {runtime.directory.path} --resume"
+        f"the run was told to stop, and has, at step {runtime.projection.train_step}: "
+        f"{runtime.projection.sealed_total - sealed_before} siblings were sealed and {given_up} attempts given up in the "
+        f"grace period; {saved}. Go on with: kinlog train CONFIG --run-dir {runtime.directory.path} --resume"
     )
 
 
@@ -70,27 +70,36 @@ async def _save_in_time(runtime: Runtime, checkpointer: Checkpointer, deadline_s
     needed_s = _CHECKPOINT_MARGIN * (checkpointer.last_seconds or 0.0)
     begin_s = deadline_s - needed_s
     await _until(runtime, begin_s, lambda: _is_quiet(runtime) and runtime.stop.training_rests)
-    if not runtime.stop.training_rests:
+    save = _save_of_use(runtime, checkpointer)
+    if save is None and not runtime.stop.training_rests:
         return "no checkpoint, since a step was still trained on"
-    if _is_covered(runtime):
-        return f"the checkpoint at step {runtime.projection.train_step} stands"
-    if asyncio.get_running_loop().time() > begin_s:
+    if save is None:
+        return "no new checkpoint, since the last one and the row journal have everything"
+    now_s = asyncio.get_running_loop().time()
+    if now_s > begin_s or now_s >= deadline_s:
         return f"no checkpoint, since it would have taken {needed_s:.1f} s"
     try:
         async with asyncio.timeout_at(deadline_s) as limit:
-            saved = await checkpointer.save()
+            saved = await save()
     except TimeoutError:
         if not limit.expired():
             raise
         return "no checkpoint, since it took too long"
+    except CheckpointError as error:
+        return f"no checkpoint: {error}"
     return f"no checkpoint, since it failed: {saved.problem}" if saved.problem else f"checkpoint {saved.name}"
 
 
-def _is_covered(runtime: Runtime) -> bool:
-    """Whether a checkpoint would only repeat the newest one, the rollouts since then being in the row journal."""
+def _save_of_use(
+    runtime: Runtime, checkpointer: Checkpointer
+) -> Callable[[], Awaitable[SavedCheckpoint]] | None:
+    """Return what saves anything that is not safe yet: steps that were trained since the last trainer checkpoint, or else
+    rollouts that are in no row journal."""
     p = runtime.projection
     steps = [c.train_step for c in p.checkpoints if c.kind is CheckpointKind.TRAINER]
-    return runtime.config.row_journal.enabled and p.train_step in steps
+    if runtime.stop.training_rests and p.train_step not in steps:
+        return checkpointer.save
+    return None if runtime.config.row_journal.enabled else checkpointer.save_rollout
 
 
 def _is_quiet(runtime: Runtime) -> bool:

@@ -4,12 +4,11 @@ Until the plan stands, nothing of the run is changed: a refusal leaves everythin
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import NamedTuple
 
-from kinlog.controller.checkpoint import DATA_PLANE_NAME
 from kinlog.controller.protocols import DataPlane, Prompts
 from kinlog.controller.runtime import Runtime, clear_rows, rows_cleared_events
 from kinlog.controller.samplers import Sampler, evictions
@@ -36,6 +35,7 @@ from kinlog.schemas.events import Event
 from kinlog.schemas.manifest import Manifest
 from kinlog.schemas.orders import PutBack
 from kinlog.schemas.reasons import Granularity, Partition, Reason
+from kinlog.schemas.rows import RowTag
 
 __all__ = ["Restored", "PhaseTimes", "restore_data_plane", "carry_out", "frames_of"]
 
@@ -115,11 +115,9 @@ async def restore_data_plane(
         with times.phase("data plane start"):
             data_plane = await start_data_plane()
         try:
-            if point.path is not None:
+            if point.data_plane is not None:
                 with times.phase("data plane load"):
-                    await data_plane.load(
-                        point.path / DATA_PLANE_NAME, timeout_s=config.checkpointing.timeout_s
-                    )
+                    await data_plane.load(point.data_plane, timeout_s=config.checkpointing.timeout_s)
             return await _plan(policy, point, restored, data_plane, directory, prompts, sampler, times)
         except DataPlaneTimeoutError:
             await data_plane.close()
@@ -194,7 +192,7 @@ async def _plan(
     wanted = {} if policy.discard_rollouts else rows_to_put_back(restored, inventory)
     if wanted:
         with times.phase("put rows back"):
-            put_back = await data_plane.put_back(directory.journal, wanted)
+            put_back = await _put_back(data_plane, directory, point, wanted)
             _refuse_damaged_journal(put_back, policy)
             inventory = await _take_inventory(data_plane)
     with times.phase("plan"):
@@ -202,7 +200,8 @@ async def _plan(
             restored,
             inventory,
             checkpoint=point.name,
-            promised=point.manifest.position if point.manifest is not None else None,
+            promised=point.promised,
+            promised_finalized_seq=point.promised_finalized_seq,
             policy=policy,
             is_stale=lambda group: sampler.is_stale(restored, group),
             evict=evict,
@@ -214,6 +213,23 @@ async def _take_inventory(data_plane: DataPlane) -> Inventory:
     return Inventory(
         dict(await data_plane.list_rows(Partition.STAGING)),
         dict(await data_plane.list_rows(Partition.TRAINING)),
+    )
+
+
+async def _put_back(
+    data_plane: DataPlane, directory: RunDirectory, point: RestorePoint, wanted: Mapping[str, RowTag]
+) -> PutBack:
+    """Put rows back from the run's journal, and what that lacks from the checkpoint's."""
+    put_back = await data_plane.put_back(directory.journal, wanted)
+    if point.journal is None or not put_back.missing:
+        return put_back
+    lacking = {key: wanted[key] for key in put_back.missing}
+    more = await data_plane.put_back(point.journal, lacking)
+    return PutBack(
+        num_rows=put_back.num_rows + more.num_rows,
+        completion_tokens=put_back.completion_tokens + more.completion_tokens,
+        missing=more.missing,
+        damaged=put_back.damaged + more.damaged,
     )
 
 

@@ -2,10 +2,13 @@
 
 from typing import NamedTuple
 
-from kinlog.lineage.state import GroupPhase, GroupState, Projection
+from kinlog.lineage.state import CheckpointState, GroupPhase, GroupState, Projection
 from kinlog.schemas.reasons import CheckpointKind
 
-__all__ = ["Retention", "retain", "newly_durable"]
+__all__ = ["Retention", "newest_anchor", "newly_durable", "outdated_rollouts", "retain"]
+
+#: Rollout checkpoints that are kept of those since the last trainer checkpoint: the newest may turn out to be damaged.
+_KEPT_ROLLOUTS = 2
 
 
 class Retention(NamedTuple):
@@ -20,7 +23,8 @@ class Retention(NamedTuple):
 
 
 def retain(p: Projection, *, name: str, train_step: int, keep: int, present: frozenset[str]) -> Retention:
-    """Decide what a new trainer checkpoint leaves standing: the newest ``keep``, itself among them.
+    """Decide what a new trainer checkpoint leaves standing: the newest ``keep``, itself among them. No rollout checkpoint:
+    all of them are older.
 
     Until there are that many, the start of the run (or wherever the frontier is) is a place to go back to as well, and
     the frontier does not move. ``present`` are the directories that exist: what was removed by hand, or left behind when
@@ -50,3 +54,16 @@ def newly_durable(p: Projection, train_step: int) -> list[GroupState]:
         for group in p.groups.values()
         if group.phase is GroupPhase.APPLIED and before < (group.claimed_step or 0) <= train_step
     ]
+
+
+def newest_anchor(p: Projection, present: frozenset[str]) -> CheckpointState | None:
+    """Return the trainer checkpoint that a rollout checkpoint goes with; ``None`` for the start of the run."""
+    anchors = [c for c in p.checkpoints if c.kind is CheckpointKind.TRAINER and c.name in present]
+    return max(anchors, key=lambda c: c.train_step, default=None)
+
+
+def outdated_rollouts(p: Projection, *, present: frozenset[str]) -> frozenset[str]:
+    """Return the rollout checkpoints that one more makes superfluous. Trainer checkpoints never are: they may be the
+    anchors of others."""
+    rollouts = [c.name for c in p.checkpoints if c.kind is CheckpointKind.ROLLOUT and c.name in present]
+    return frozenset(rollouts[: 1 - _KEPT_ROLLOUTS])

@@ -13,7 +13,7 @@ import msgspec
 
 from kinlog.controller.barrier import Barrier, BarrierCut
 from kinlog.controller.changes import Changes
-from kinlog.controller.checkpoint import TRAINER_NAME, Checkpointer, SavedCheckpoint
+from kinlog.controller.checkpoint import Checkpointer, SavedCheckpoint
 from kinlog.controller.group_driver import GroupDriver
 from kinlog.controller.journal_keeping import JournalKeeper
 from kinlog.controller.overrides import refuse_unknown_overrides
@@ -21,6 +21,7 @@ from kinlog.controller.preemption import ask_to_stop, end_when_asked
 from kinlog.controller.prompt_source import prompts_of
 from kinlog.controller.protocols import DataPlane, Parts, Workers
 from kinlog.controller.recovery import PhaseTimes, Restored, carry_out, restore_data_plane
+from kinlog.controller.rollout_checkpoints import RolloutCheckpoints
 from kinlog.controller.rollout_pump import RolloutPump
 from kinlog.controller.runtime import Runtime
 from kinlog.controller.samplers import build_sampler
@@ -112,6 +113,7 @@ class SingleController:
         self._data_plane: DataPlane | None = None
         self._runtime: Runtime | None = None
         self._checkpointer: Checkpointer | None = None
+        self._rollout_checkpoints: RolloutCheckpoints | None = None
 
     async def start(self) -> None:
         """Begin a new run.
@@ -229,8 +231,8 @@ class SingleController:
             self._data_plane = restored.data_plane
             with times.phase("start workers"):
                 workers = await self._start_phase("attaching the workers", self._parts.start_workers())
-                if point.path is not None:
-                    load = workers.trainer.load(point.path / TRAINER_NAME)
+                if point.trainer is not None:
+                    load = workers.trainer.load(point.trainer)
                     await self._start_phase("loading the trainer", load)
                 publish = workers.trainer.publish(restored.plan.weight_version)
                 await self._start_phase("publishing the restored weights", publish)
@@ -325,6 +327,7 @@ class SingleController:
             version=self._version,
             on_saved=self._on_checkpoint,
         )
+        self._rollout_checkpoints = RolloutCheckpoints(runtime, self._checkpointer)
         return runtime
 
     async def run(self) -> None:
@@ -337,6 +340,7 @@ class SingleController:
         """
         assert self._runtime is not None, "start() or resume() comes first"
         assert self._checkpointer is not None
+        assert self._rollout_checkpoints is not None
         runtime, settings = self._runtime, self._config.supervision
         driver = GroupDriver(runtime)
         health = probe_health(
@@ -360,12 +364,25 @@ class SingleController:
                     ("watchdog", watch_progress(runtime, stall_timeout_s=settings.stall_timeout_s)),
                     ("rollout", RolloutPump(runtime, driver).run()),
                     ("train", TrainPump(runtime, self._checkpointer, self._on_step).run()),
+                    ("rollout checkpoints", self._rollout_checkpoints.run()),
                 ],
                 until="train",
             )
         finally:
+            self._rollout_checkpoints.close()
             await driver.close()
             await self._checkpointer.close()
+
+    async def checkpoint(self) -> SavedCheckpoint:
+        """Take a rollout checkpoint as soon as possible, and return what it came to.
+
+        Raises
+        ------
+        CheckpointError
+            The run has ended, or ends, or takes no checkpoints.
+        """
+        assert self._rollout_checkpoints is not None, "start() or resume() comes first"
+        return await self._rollout_checkpoints.take()
 
     def preempt(self) -> None:
         """Tell the run to stop within ``supervision.preemption_grace_s``: nothing new is begun from now on."""

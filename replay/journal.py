@@ -13,7 +13,7 @@ from kinlog.schemas.reasons import Reason
 from kinlog.schemas.receipts import staging_key
 from kinlog.schemas.rows import RowTag
 
-__all__ = ["Attempt", "needed_attempts", "rows_in_journal", "rows_to_put_back"]
+__all__ = ["Attempt", "journalled_attempts", "needed_attempts", "rows_in_journal", "rows_to_put_back"]
 
 #: Group, generation, attempt.
 Attempt: TypeAlias = tuple[int, int, int]
@@ -54,6 +54,21 @@ def needed_attempts(p: Projection, durable_seq: int) -> frozenset[Attempt]:
         if group.phase is not GroupPhase.PARKED
         for generation, sibling in group.siblings.items()
         if sibling.running or (sibling.sealed is not None and sibling.sealed_seq > durable_seq)
+    )
+
+
+def journalled_attempts(p: Projection, anchor_seq: int) -> frozenset[Attempt]:
+    """Return the attempts whose rows a rollout checkpoint at this place takes from the journal: what was sealed since its
+    anchor, at ``anchor_seq``, was taken. Steps applied since then are trained again: their groups are among them."""
+    return frozenset(
+        (group.group_id, generation, sibling.attempt)
+        for group in p.groups.values()
+        if group.phase is not GroupPhase.PARKED
+        for generation, sibling in group.siblings.items()
+        if sibling.sealed is not None
+        and sibling.sealed_seq > anchor_seq
+        and sibling.sealed.receipt is not None
+        and sibling.sealed.receipt.calls
     )
 
 

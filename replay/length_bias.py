@@ -44,6 +44,13 @@ class LengthBias(msgspec.Struct, frozen=True, kw_only=True):
             and self.p_value < _SIGNIFICANCE
         )
 
+    @property
+    def statistic(self) -> str:
+        """The comparison in words."""
+        if self.superiority is None or self.p_value is None:
+            return "too few to compare"
+        return f"with probability {self.superiority:.2f} (Mann-Whitney, one-sided p = {self.p_value:.2g})"
+
 
 def measure_length_bias(lost: Sequence[float], trained: Sequence[float]) -> LengthBias:
     """Compare the lengths of groups that left untrained with those of groups that were trained on."""

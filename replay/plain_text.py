@@ -13,6 +13,7 @@ __all__ = [
     "format_bytes",
     "format_time",
     "format_clock",
+    "some",
 ]
 
 _LINE_WIDTH = 100
@@ -108,3 +109,8 @@ def format_time(time_us: int) -> str:
 def format_clock(time_us: int) -> str:
     """Return the time of day of it, in UTC, as ``23:59:59.123``."""
     return f"{datetime.fromtimestamp(time_us // 1000 / 1000, UTC):%H:%M:%S.%f}"[:-3]
+
+
+def some(ids: Sequence[object]) -> str:
+    """Return the first eight, and that there are more."""
+    return ", ".join(str(i) for i in ids[:8]) + (", ..." if len(ids) > 8 else "")

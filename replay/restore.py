@@ -10,6 +10,7 @@ from kinlog.lineage.fold import FOLD_VERSION, fold
 from kinlog.lineage.reading import read_events
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.scan import LogScan, check_marks, scan_log
+from kinlog.lineage.segment import segment_name
 from kinlog.lineage.state import Projection, decode_projection, encode_projection
 from kinlog.replay.anchors import Anchor, verified_anchor
 from kinlog.replay.checkpoints import (
@@ -32,7 +33,6 @@ from kinlog.schemas.rows import inventory_digest
 __all__ = [
     "START",
     "RestorePoint",
-    "promised_inventory",
     "restore_points",
     "restored_event",
     "restored_projection",
@@ -102,11 +102,6 @@ class RestorePoint(NamedTuple):
         return self.manifest is not None and self.manifest.rows_from == "journal"
 
 
-def promised_inventory(at_checkpoint: Projection, manifest: Manifest) -> Inventory:
-    """Return the rows that a checkpoint promises."""
-    return expected_inventory(at_checkpoint, finalized_through_seq=_finalized_through_seq(manifest))
-
-
 def _finalized_through_seq(manifest: Manifest) -> int | None:
     if manifest.rows_from == "data_plane":
         return None
@@ -121,10 +116,29 @@ def verify_run(run: RunDirectory) -> LogScan:
     RunNotFoundError, LogDamagedError, LogUnsupportedError
         As for :func:`kinlog.lineage.log.scan_log`.
     """
-    scan = scan_log(run.log)
+    try:
+        scan = scan_log(run.log)
+    except RunNotFoundError:
+        _refuse_lost_log(run)
+        raise
     found = find_checkpoints(run.checkpoints, log_id=scan.log_id, verify=False)
     check_marks(scan, [c.manifest.position for c in found if c.manifest is not None and c.usable])
     return scan
+
+
+def _refuse_lost_log(run: RunDirectory) -> None:
+    """A log that was never begun has no checkpoints: with them, it is lost, and not to be begun anew."""
+    for found in find_checkpoints(run.checkpoints, log_id="", verify=False):
+        if found.manifest is not None:
+            position = found.manifest.position
+            raise LogDamagedError(
+                f"the log is lost, and checkpoint {found.path.name} of it is there",
+                segment=segment_name(1, 0),
+                offset_bytes=0,
+                seq=0,
+                expected=f"a log that goes on to seq {position.seq} at least, with checksum {position.checksum:08x}",
+                found="nothing that was ever written to",
+            )
 
 
 def restore_points(
@@ -221,7 +235,7 @@ def _load(
 def _checked_projection(checkpoint: Path, manifest: Manifest) -> Projection:
     """Return a checkpoint's projection, from which the very rows follow that its manifest promises."""
     projection = _projection_at(checkpoint, manifest)
-    promised = promised_inventory(projection, manifest)
+    promised = expected_inventory(projection, finalized_through_seq=_finalized_through_seq(manifest))
     for name, rows, digest in (
         ("staging", promised.staging, manifest.staging_digest),
         ("training", promised.training, manifest.training_digest),

@@ -253,7 +253,8 @@ def _advice(
     plan: SalvagePlan | None,
 ) -> Iterator[str]:
     if damage is not None and plan is not None:
-        intact = [check for check in checkpoints if check.intact]
+        # Of a rollout checkpoint alone no run can be made.
+        intact = [check for check in checkpoints if check.intact and check.kind is CheckpointKind.TRAINER]
         yield from advice_for_damage(run, intact=intact, salvageable_seq=plan.last_seq)
     elif plan is not None:
         yield from advice_for_impossible_story(run, salvageable_seq=plan.last_seq)

@@ -112,6 +112,11 @@ def _check_sections(config: RunConfig, source: str) -> None:
             raise ConfigError(f"{source}: {needs} checkpointing.{key}: true; found false. {because}.")
     elif not config.token_capture.enabled:
         raise ConfigError(f"{source}: token_capture.enabled is false, and training is on captured tokens")
+    if checkpointing.rollout_every_s is not None and not checkpointing.enabled:
+        raise ConfigError(
+            f"{source}: checkpointing.rollout_every_s is {checkpointing.rollout_every_s:g}, and checkpointing.enabled is "
+            "false: there would be none. Leave one of them out."
+        )
     if len({task.name for task in config.dataset.tasks}) != len(config.dataset.tasks):
         raise ConfigError(f"{source}: dataset.tasks: two tasks have the same name; names identify tasks")
     _check_sampler(config.sampler, source)

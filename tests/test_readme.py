@@ -62,7 +62,7 @@ def test_every_command_that_the_readme_names_exists():
         command = [
             word
             for word in words
-            if word in {"log", "stats", "ls", "show", "verify", "plan", "proof", "train", "restore"}
+            if word in {"log", "stats", "ls", "show", "verify", "plan", "audit", "train", "restore"}
         ]
         done = subprocess.run(
             [sys.executable, "-m", "kinlog.controller", *command, "--help"],

@@ -33,7 +33,7 @@ INSPECTION = [
     ("log", "show"),
     ("log", "verify"),
     ("plan",),
-    ("proof",),
+    ("audit",),
 ]
 
 
@@ -107,7 +107,7 @@ def test_inspection_command_works_and_changes_nothing(python: Path, run: Path, c
 
 
 def test_base_install_says_the_same_as_a_full_one(python: Path, run: Path):
-    for command in (("log", "stats"), ("log", "show"), ("proof",)):
+    for command in (("log", "stats"), ("log", "show"), ("audit",)):
         by_base, by_full = run_kinlog(*command, str(run), python=python), run_kinlog(*command, str(run))
         assert by_base.stdout == by_full.stdout
 

@@ -25,6 +25,7 @@ from kinlog_conformance import (
     worker_hangs,
 )
 from kinlog_fake_parts import FakeDataset
+from kinlog_preemption import preempted
 
 import kinlog.schemas.reasons
 from kinlog.schemas import events as e
@@ -40,6 +41,9 @@ SCENARIOS = {
     Reason.TIMEOUT: lambda: Given(reserved(), worker_hangs(0, 1, 1)).when(driven(0)),
     Reason.WORKER_LOST: lambda: Given(reserved(), worker_dies(0, 1, 1)).when(driven(0)),
     Reason.CONTROLLER_RESTART: lambda: Given(generating()).when(restarted()),
+    Reason.PREEMPTED: lambda: Given(reserved(), worker_hangs(0, 1, 1)).when(
+        preempted(lambda p: p.groups[0].siblings[1].running)
+    ),
     Reason.COHORT_RESTART: lambda: Given(generating(granularity=COHORT)).when(restarted()),
     Reason.ROWS_MISSING: lambda: Given(ready()).when(restarted()),
     Reason.DIGEST_MISMATCH: lambda: Given(ready()).when(

@@ -58,7 +58,8 @@ INSPECTION = [
     ("log", "verify"),
     ("plan",),
     ("plan", "--siblings"),
-    ("proof",),
+    ("audit",),
+    ("audit", "--list"),
 ]
 
 
@@ -82,13 +83,24 @@ def test_every_inspection_command_works_on_a_run_and_on_its_log_and_changes_noth
         (("log", "stats"), "groups"),
         (("log", "verify"), "sound"),
         (("plan",), "report"),
-        (("proof",), "holds"),
+        (("audit",), "holds"),
     ],
 )
 def test_json_is_one_document(run_path: str, command: tuple[str, ...], key: str):
     result = _kinlog(*command, run_path, "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout)[key]
+
+
+def test_audit_lists_everything_redone_when_asked(run_path: str):
+    assert "rows_missing" in _kinlog("audit", run_path, "--list").stdout.split("HOLDS")[0]
+    listed = json.loads(_kinlog("audit", run_path, "--list", "--json").stdout)
+    assert {(one["reason"], one["with_group"]) for one in listed["given_up"]} == {
+        ("rows_missing", False),
+        ("controller_restart", False),
+        ("evicted", True),
+    }
+    assert "given_up" not in json.loads(_kinlog("audit", run_path, "--json").stdout)
 
 
 def test_show_as_json_is_one_object_a_line(run_path: str):
@@ -150,16 +162,16 @@ def test_verify_tells_the_story_of_a_damaged_log_too(run: DiskRun, run_path: str
     assert document["damage"]["offset_bytes"] == offset_bytes
 
 
-def test_verify_and_proof_refuse_an_impossible_story(run: DiskRun, run_path: str):
+def test_verify_and_audit_refuse_an_impossible_story(run: DiskRun, run_path: str):
     opened = reopened(run.directory.log)
     append_now(opened, StepApplied(train_step=2, group_ids=(0,)))
     opened.close()
-    verified, proven = _kinlog("log", "verify", run_path), _kinlog("proof", run_path)
+    verified, audited = _kinlog("log", "verify", run_path), _kinlog("audit", run_path)
     assert verified.exit_code == 11
     assert "IMPOSSIBLE" in verified.stdout
-    assert proven.exit_code == 1
-    assert "DOES NOT HOLD: " in proven.stdout
-    assert "1 group trained on twice" in proven.stdout
+    assert audited.exit_code == 1
+    assert "DOES NOT HOLD: " in audited.stdout
+    assert "1 group trained on twice" in audited.stdout
 
 
 def test_verify_says_when_a_committed_checkpoint_cannot_be_used(run: DiskRun, run_path: str):
@@ -192,7 +204,7 @@ def test_plan_uses_the_choices_and_the_sampler_of_the_runs_configuration(run: Di
         ("log", "show"),
         ("log", "verify"),
         ("plan",),
-        ("proof",),
+        ("audit",),
         ("train",),
     ],
 )
@@ -309,7 +321,7 @@ def _process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 _WITHOUT_TRAINING_STACK = f"import sys\nsys.modules.update(dict.fromkeys({_TRAINING_STACK!r}))"
 
 
-@pytest.mark.parametrize("command", [("log", "ls"), ("log", "verify"), ("plan",), ("proof",)])
+@pytest.mark.parametrize("command", [("log", "ls"), ("log", "verify"), ("plan",), ("audit",)])
 def test_inspection_works_without_the_training_stack(run_path: str, command: tuple[str, ...]):
     result = _process(_WITHOUT_TRAINING_STACK, *command, run_path)
     assert (result.returncode, result.stderr) == (0, "")

@@ -8,13 +8,14 @@ from kinlog_builders import Story
 from kinlog_lives import Life, assert_conserved, first_life, history, next_life, replayed, run_config
 
 from kinlog.controller import checkpoint as checkpoint_module
+from kinlog.controller import checkpoint_directory as directory_module
 from kinlog.controller.adopt import adopt_checkpoint
 from kinlog.controller.retention import Retention, retain
 from kinlog.lineage.names import log_files
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.scan import scan_log
+from kinlog.replay.audit import audit_log
 from kinlog.replay.checkpoints import file_digest
-from kinlog.replay.proof import prove
 from kinlog.replay.verify import verify_everything
 from kinlog.schemas.errors import CheckpointError
 
@@ -84,7 +85,7 @@ async def test_history_is_kept_whole_in_compacted_segments(tmp_path: Path):
     assert [record.seq for record in history(tmp_path / "run")] == list(range(1, life.p.last_seq + 1))
     assert replayed(tmp_path / "run") == life.p
     assert_conserved(life.p)
-    assert prove(scan_log(tmp_path / "run" / "log")).holds
+    assert audit_log(scan_log(tmp_path / "run" / "log")).holds
     assert verify_everything(RunDirectory(tmp_path / "run")).sound
 
 
@@ -95,7 +96,7 @@ async def test_dropped_history_leaves_the_same_projection_and_no_way_to_the_star
     assert scan.first_seq > 1
     assert scan.first_seq - 1 <= life.p.checkpoints[0].position.seq
     assert replayed(tmp_path / "run") == life.p
-    assert prove(scan).holds
+    assert audit_log(scan).holds
     verification = verify_everything(RunDirectory(tmp_path / "run"))
     assert verification.sound
     assert not verification.broken_checkpoints
@@ -130,7 +131,7 @@ async def test_files_that_checkpoints_share_are_read_for_their_digest_once(tmp_p
     life = await first_life(tmp_path / "run", config("keep", 8))
     await life.train_until(lambda p: p.train_step == 3)
     await life.kill()
-    monkeypatch.setattr(checkpoint_module, "file_digest", counted)
+    monkeypatch.setattr(directory_module, "file_digest", counted)
     await (await next_life(tmp_path / "run", config("keep", 8))).train()
     assert read
     assert len(set(read)) == len(read)

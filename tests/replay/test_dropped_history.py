@@ -13,10 +13,11 @@ from kinlog.lineage.fold import FOLD_VERSION
 from kinlog.lineage.log_copy import copy_log
 from kinlog.lineage.scan import scan_log
 from kinlog.lineage.store import LocalStore
+from kinlog.replay.audit import audit_log
+from kinlog.replay.audit_text import render_audit
 from kinlog.replay.checkpoints import LOG_NAME, MANIFEST_NAME, read_manifest
 from kinlog.replay.inspection import SegmentState, list_segments
 from kinlog.replay.projection import project
-from kinlog.replay.proof import prove, render_proof
 from kinlog.replay.restore import START, restore_points, verify_run
 from kinlog.replay.statistics import collect_statistics
 from kinlog.replay.verify import verify_everything
@@ -65,18 +66,18 @@ def test_projection_is_the_same(run):
     assert folded(scan) == project(scan) == before == run.p
 
 
-def test_proof_gives_the_same_numbers_and_says_what_it_cannot_know(run):
-    before = prove(scan_log(run.directory.log))
+def test_audit_gives_the_same_numbers_and_says_what_it_cannot_know(run):
+    before = audit_log(scan_log(run.directory.log))
     gone = drop(run)
-    proof = prove(scan_log(run.directory.log))
-    assert proof.holds
-    assert proof.dropped_events == gone
+    audit = audit_log(scan_log(run.directory.log))
+    assert audit.holds
+    assert audit.dropped_events == gone
     for name in (
         "drawn", "applied", "dropped", "parked", "alive", "draw_cursor", "steps", "sealed", "late_rejected", "events",
         "draws_missing", "draws_repeated", "applied_twice", "last_rewards",
     ):  # fmt: skip
-        assert getattr(proof, name) == getattr(before, name), name
-    assert f"The first {gone} events were dropped" in " ".join(render_proof(proof).split())
+        assert getattr(audit, name) == getattr(before, name), name
+    assert f"The first {gone} events were dropped" in " ".join(render_audit(audit).split())
 
 
 def test_statistics_know_the_sums_and_say_what_is_counted_since(run):
@@ -132,7 +133,7 @@ def test_run_goes_on_after_its_history_was_dropped(run):
     Chance(run, 8, permits=8).live(through_step=15, groups_per_step=2, checkpoint_every=3)
     run.position()
     assert folded(scan_log(run.directory.log)) == run.p
-    assert prove(scan_log(run.directory.log)).holds
+    assert audit_log(scan_log(run.directory.log)).holds
 
 
 # ---- snapshots that another version of the fold made --------------------------------------------------------------

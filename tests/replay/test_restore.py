@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from kinlog_builders import Story, open_ledger
-from kinlog_run_fixtures import write_checkpoint
+from kinlog_run_fixtures import small_run, write_checkpoint
 
 from kinlog.lineage.ledger import Ledger
 from kinlog.lineage.run_directory import RunDirectory
@@ -119,3 +119,13 @@ def test_checkpoint_whose_steps_were_rolled_back_since_is_skipped_with_the_reaso
     found = points(run)
     assert list(found) == ["step_000001"]
     assert "rolled back to step 1" in found["step_000001"]["step_000003"]
+
+
+@pytest.mark.parametrize("left", ["nothing", "zeros"])
+def test_run_whose_log_is_lost_but_has_checkpoints_is_refused_and_not_begun_anew(tmp_path: Path, left: str):
+    run = small_run(tmp_path / "run")
+    run.kill()
+    for path in run.directory.log.iterdir():
+        path.unlink() if left == "nothing" else path.write_bytes(bytes(4096))
+    with pytest.raises(LogDamagedError, match="the log is lost, and checkpoint step_000001 of it is there"):
+        verify_run(run.directory)

@@ -118,6 +118,12 @@ def test_recovery_without_what_it_needs_is_refused_and_named(sections, named):
         assert not parse_config(without).rollout_recovery.enabled
 
 
+def test_interval_of_checkpoints_that_are_switched_off_is_refused():
+    off = {"enabled": False, "rollout_every_s": 60}
+    with pytest.raises(ConfigError, match=r"rollout_every_s is 60, and checkpointing\.enabled is false"):
+        parse_config(config_with(rollout_recovery={"enabled": False}, checkpointing=off))
+
+
 def test_two_tasks_of_one_name_are_refused():
     task = MINIMAL["dataset"]["tasks"][0]
     with pytest.raises(ConfigError, match="same name"):

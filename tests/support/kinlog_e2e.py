@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -86,6 +87,10 @@ class KinlogProcess:
         return (
             f"{self.command}\nexit code: {self._process.poll()}\nthe last {_TAIL_LINES} lines of it:\n{tail}"
         )
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal the one process that was started, as those who preempt do."""
+        self._process.send_signal(number)
 
     def wait(self) -> int:
         """Wait for the end, and return the exit code."""

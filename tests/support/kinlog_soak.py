@@ -20,10 +20,10 @@ from kinlog.lineage.fold import fold
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.scan import scan_log
 from kinlog.lineage.state import GroupPhase, Projection
+from kinlog.replay.audit import Audit, audit_log
 from kinlog.replay.checkpoints import TEMPORARY_PREFIX
 from kinlog.replay.difference import Comparison, compare_examples
 from kinlog.replay.examples import StepExamples, trained_examples
-from kinlog.replay.proof import Proof, prove
 from kinlog.schemas.errors import LogDamagedError, RunNotFoundError
 from kinlog.schemas.events import CheckpointCommitted, RecoveryPlanned, SiblingSealed
 
@@ -40,8 +40,10 @@ TARGETS = {
 _REVIVED = {"generation worker", "finalizer"}
 
 _POLL_S = 0.02
-#: A moment that does not come is not waited for any longer: the kill happens then, wherever the run is.
+#: Once a life has recovered, a moment that does not come is not waited for any longer: the kill happens then.
 _PATIENCE_S = 25.0
+#: About how long a recovery takes on two cores, nearly all of it imports in five processes.
+_RECOVERY_S = 40.0
 
 _CONFIG = """\
 model: {{hidden_size: 32, num_layers: 1, num_heads: 2, max_positions: 160}}
@@ -121,7 +123,7 @@ class Watcher:
 def _moments(watcher: Watcher, chance: random.Random) -> dict[str, Callable[[], bool]]:
     """By phase: whether now is the moment. Each is asked again and again."""
     started = time.monotonic()
-    within_s = chance.uniform(0.0, 12.0)
+    within_s = chance.uniform(0.0, _RECOVERY_S)
     sealed_before = watcher.sealed_seq
     seals = chance.randint(1, 6)
 
@@ -181,20 +183,20 @@ class Victim:
 
     path: Path
     kills: list[Kill] = field(default_factory=list)
-    proof: Proof | None = None
+    audit: Audit | None = None
     comparison: Comparison | None = None
     weights_equal: bool | None = None
 
     @property
     def sealed_regenerated(self) -> int:
         """Sealed siblings that restarts had generated again."""
-        assert self.proof is not None
-        return sum(sum(restart.regenerated.values()) for restart in self.proof.restarts)
+        assert self.audit is not None
+        return sum(sum(restart.regenerated.values()) for restart in self.audit.restarts)
 
     @property
     def problems(self) -> list[str]:
-        assert self.proof is not None
-        found = list(self.proof.failures)
+        assert self.audit is not None
+        found = list(self.audit.failures)
         if self.sealed_regenerated:
             found.append(f"{self.sealed_regenerated} sealed siblings were generated again")
         if self.comparison is not None and not self.comparison.same:
@@ -259,13 +261,16 @@ def _kill_once(life: KinlogProcess, watcher: Watcher, chance: random.Random) -> 
     target = chance.choice([WHOLE_TREE] * 4 + list(TARGETS)[1:])
     phase = chance.choice(PHASES)
     is_time = _moments(watcher, chance)[phase]
-    deadline = time.monotonic() + _PATIENCE_S + chance.uniform(0, 5)
+    patience_s = _PATIENCE_S + chance.uniform(0, 5)
+    deadline = None
     while not life.ended:
         watcher.look()
+        if deadline is None and watcher.recovered:
+            deadline = time.monotonic() + patience_s
         process = life.actor(TARGETS[target]) if target != WHOLE_TREE else None
         there = target == WHOLE_TREE or process is not None
-        late = time.monotonic() > deadline
-        if there and (is_time() or (late and watcher.p.last_seq)):
+        late = deadline is not None and time.monotonic() > deadline
+        if there and (late or is_time()):
             kill = Kill(phase="elsewhere" if late else phase, target=target, seq=watcher.p.last_seq)
             if process is None:
                 life.kill()
@@ -278,8 +283,8 @@ def _kill_once(life: KinlogProcess, watcher: Watcher, chance: random.Random) -> 
 
 
 def judge(victim: Victim, undisturbed: Path | None) -> None:
-    """Prove a victim from its log, and compare it with the run that nobody killed."""
-    victim.proof = prove(scan_log(RunDirectory(victim.path).log))
+    """Audit a victim from its log, and compare it with the run that nobody killed."""
+    victim.audit = audit_log(scan_log(RunDirectory(victim.path).log))
     if undisturbed is not None:
         victim.comparison = compare_examples(*(_examples(path) for path in (undisturbed, victim.path)))
         victim.weights_equal = weights_of(undisturbed) == weights_of(victim.path)
@@ -303,8 +308,8 @@ def render(victims: list[Victim]) -> str:
     """The soak's table."""
     kills = [kill for victim in victims for kill in victim.kills]
     phases, targets = Counter(kill.phase for kill in kills), Counter(kill.target for kill in kills)
-    proofs = [victim.proof for victim in victims if victim.proof is not None]
-    restarts = [restart for proof in proofs for restart in proof.restarts]
+    audits = [victim.audit for victim in victims if victim.audit is not None]
+    restarts = [restart for audit in audits for restart in audit.restarts]
     equal = [victim.weights_equal for victim in victims if victim.weights_equal is not None]
     lines = [
         ("kills", str(len(kills))),
@@ -316,8 +321,8 @@ def render(victims: list[Victim]) -> str:
         ("  regenerated after", str(sum(sum(restart.regenerated.values()) for restart in restarts))),
         ("tokens saved", f"{sum(restart.tokens_reused for restart in restarts):,}"),
         ("tokens redone", f"{sum(restart.tokens_regenerated for restart in restarts):,}"),
-        ("prompts lost", str(sum(len(proof.draws_missing) + len(proof.unaccounted) for proof in proofs))),
-        ("groups applied twice", str(sum(len(proof.applied_twice) for proof in proofs))),
+        ("prompts lost", str(sum(len(audit.draws_missing) + len(audit.unaccounted) for audit in audits))),
+        ("groups applied twice", str(sum(len(audit.applied_twice) for audit in audits))),
         ("weights equal", f"{sum(equal)} of {len(equal)} runs" if equal else "not compared"),
         (
             "same examples",

@@ -1,6 +1,7 @@
-"""The account behind the proof: event by event, without the fold."""
+"""The account behind the audit: event by event, without the fold."""
 
 from collections import Counter
+from statistics import fmean
 
 import msgspec
 
@@ -8,7 +9,7 @@ from kinlog.lineage.state import GroupPhase, Projection
 from kinlog.schemas import events as e
 from kinlog.schemas.reasons import Reason, Validity
 
-__all__ = ["Account", "RestartAccount", "SealedAttempt"]
+__all__ = ["Account", "GivenUp", "RestartAccount", "SealedAttempt"]
 
 #: What a restart appends before it does any new work. Whatever else comes first ends its account.
 _RECOVERY_EVENTS = (
@@ -37,6 +38,21 @@ class SealedAttempt(msgspec.Struct, frozen=True):
     shaped_reward: float
     completion_tokens: int
     valid: bool
+    generated: bool
+    """False: a placeholder."""
+
+
+class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
+    """A sibling's attempt that was given up: to be redone, or with its group."""
+
+    seq: int
+    group_id: int
+    generation: int
+    attempt: int
+    """0: the sibling was never dispatched."""
+    reason: Reason
+    with_group: bool
+    was_sealed: bool
 
 
 class RestartAccount(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +118,12 @@ class Account:
         self.sealed_total = 0
         self.sealed_redone: Counter[str] = Counter()
         self.running: set[tuple[int, int]] = set()
-        self.redispatched_without_reason = 0
+        self.redispatched_without_reason: list[str] = []
+        self.given_up: list[GivenUp] = []
+        self.lengths_at_leaving: dict[int, float] = {}
+        """Of groups that left untrained, as far as anything of them was sealed then."""
+        self._attempts: dict[int, dict[int, int]] = {}
+        """group -> generation -> its newest attempt, of groups that have not left."""
         self.late_rejected = 0
         self.restarts: list[RestartAccount] = []
         self._restart: _Restart | None = None
@@ -130,6 +151,7 @@ class Account:
             self.drawn.add(group.group_id)
             if group.phase is GroupPhase.PARKED and group.parked_reason is not None:
                 self.parked[group.group_id] = group.parked_reason
+            self._attempts[group.group_id] = {s.generation: s.attempt for s in group.siblings.values()}
             for sibling in group.siblings.values():
                 if sibling.running:
                     self.running.add((group.group_id, sibling.generation))
@@ -139,6 +161,13 @@ class Account:
     def applied_groups(self) -> Counter[int]:
         """Return group -> how often the surviving history trains on it."""
         return Counter(group_id for step in self.steps for group_id in step.group_ids)
+
+    def length_of(self, group_id: int) -> float | None:
+        """Return the mean completion tokens of what stands sealed of a group; ``None`` when nothing does."""
+        lengths = [
+            seal.completion_tokens for seal in self.sealed.get(group_id, {}).values() if seal.generated
+        ]
+        return fmean(lengths) if lengths else None
 
     def add(self, record: e.RecordedEvent) -> None:
         """Count the next event."""
@@ -152,6 +181,7 @@ class Account:
                 self._restored(event)
             case e.GroupReserved():
                 self.drawn.add(event.group_id)
+                self._attempts[event.group_id] = dict.fromkeys(range(event.num_generations), 0)
                 self.draws[event.prompt.draw_index] += 1
                 self.draw_cursor = max(self.draw_cursor, event.draw_cursor, event.prompt.draw_index + 1)
             case e.DatasetExhausted():
@@ -161,14 +191,14 @@ class Account:
             case e.SiblingSealed():
                 self._sealed(event)
             case e.AttemptSuperseded():
-                self._superseded(event)
+                self._superseded(record.seq, event)
             case e.LateResultRejected():
                 self.late_rejected += 1
             case e.GroupDropped():
                 self.parked.pop(event.group_id, None)
-                self._left(event.group_id, event.reason, self.dropped)
+                self._left(record.seq, event.group_id, event.reason, self.dropped)
             case e.GroupParked():
-                self._left(event.group_id, event.reason, self.parked)
+                self._left(record.seq, event.group_id, event.reason, self.parked)
             case e.StepApplied():
                 self.steps.append(event)
 
@@ -227,7 +257,10 @@ class Account:
     def _dispatched(self, event: e.SiblingDispatched) -> None:
         key = (event.group_id, event.generation)
         if key in self.running or event.generation in self.sealed.get(event.group_id, {}):
-            self.redispatched_without_reason += 1
+            self.redispatched_without_reason.append(
+                f"{event.group_id}/{event.generation} attempt {event.attempt}"
+            )
+        self._attempts.setdefault(event.group_id, {})[event.generation] = event.attempt
         self.running.add(key)
 
     def _sealed(self, event: e.SiblingSealed) -> None:
@@ -242,12 +275,24 @@ class Account:
             event.shaped_reward,
             event.completion_tokens,
             event.validity is Validity.VALID,
+            event.validity is not Validity.PLACEHOLDER,
         )
 
-    def _superseded(self, event: e.AttemptSuperseded) -> None:
+    def _superseded(self, seq: int, event: e.AttemptSuperseded) -> None:
         key, reason = (event.group_id, event.generation), event.reason.value
         seal = self.sealed.get(event.group_id, {}).pop(event.generation, None)
         self.running.discard(key)
+        self.given_up.append(
+            GivenUp(
+                seq=seq,
+                group_id=event.group_id,
+                generation=event.generation,
+                attempt=event.attempt,
+                reason=event.reason,
+                with_group=False,
+                was_sealed=seal is not None,
+            )
+        )
         if seal is not None:
             self.sealed_redone[reason] += 1
         if self._restart is None:
@@ -258,8 +303,25 @@ class Account:
             self._restart.regenerated[reason] += 1
             self._restart.tokens_regenerated += seal.completion_tokens
 
-    def _left(self, group_id: int, reason: Reason, where: dict[int, Reason]) -> None:
+    def _left(self, seq: int, group_id: int, reason: Reason, where: dict[int, Reason]) -> None:
         where[group_id] = reason
+        length = self.length_of(group_id)
+        if length is not None:
+            self.lengths_at_leaving[group_id] = length
+        seals = self.sealed.get(group_id, {})
+        self.given_up += [
+            GivenUp(
+                seq=seq,
+                group_id=group_id,
+                generation=generation,
+                attempt=attempt,
+                reason=reason,
+                with_group=True,
+                was_sealed=generation in seals,
+            )
+            # A parked group that is dropped later has left once.
+            for generation, attempt in sorted(self._attempts.pop(group_id, {}).items())
+        ]
         self.running = {key for key in self.running if key[0] != group_id}
         if self._restart is not None:
             self._restart.left[group_id] = reason
