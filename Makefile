@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PACKAGES := schemas lineage replay controller workers
 
-.PHONY: demo test bench lint types contracts unit e2e crash clean
+.PHONY: demo test bench lint types contracts unit e2e crash soak clean
 
 demo: .venv/.train  ## train, kill, resume, train to the end, verify: about four minutes
 	$(BIN)/kinlog demo
@@ -37,6 +37,10 @@ e2e: .venv/.dev
 
 crash: .venv/.dev  ## many more crashes of the log and of checkpoints than the tests try: some minutes
 	$(BIN)/python -m pytest tests/crash --crash-states 24 --crash-deeper 3
+
+soak: .venv/.dev  ## kill real runs 50 times at random moments, in lock-step and ahead of training: about two hours
+	$(BIN)/python tests/soak/soak.py --kills 50
+	$(BIN)/python tests/soak/soak.py --kills 50 --asynchronous
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kinlog needs Python 3.11 or later: make PYTHON=python3.11 ...")'

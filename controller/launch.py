@@ -61,6 +61,9 @@ class ControllerActor:
     async def preempt(self) -> None:
         self._controller.preempt()
 
+    async def checkpoint(self) -> None:
+        await self._controller.checkpoint()
+
     async def news(self) -> tuple[list[str], RunStatus]:
         """Return what happened since the last call, line by line, and a glance at the run."""
         lines, self._lines = self._lines, []

@@ -57,6 +57,7 @@ def watch(actor: Any, begin: Any, signals: StopSignals) -> int:
 def _watch_training(actor: Any, signals: StopSignals) -> None:
     running = actor.run.remote()
     told = False
+    asked, saving = 0, []
     done: list[Any] = []
     while not done:
         done, _ = ray.wait([running], timeout=_POLL_S)
@@ -66,10 +67,25 @@ def _watch_training(actor: Any, signals: StopSignals) -> None:
             told = True
             say(f"{signals.first}: finishing what is under way. Once more, and it ends at once.")
             _answer(actor.preempt.remote(), signals)
+        if signals.checkpoints > asked:
+            asked = signals.checkpoints
+            saving.append(actor.checkpoint.remote())
+        saving = [reference for reference in saving if not _said_why_not(reference)]
         lines, _ = _answer(actor.news.remote(), signals)
         for line in lines:
             say(line)
     _get(running)
+
+
+def _said_why_not(saving: Any) -> bool:
+    """Whether a checkpoint that was asked for has come to something: news tell of one that was tried."""
+    if not ray.wait([saving], timeout=0)[0]:
+        return False
+    try:
+        _get(saving)
+    except KinlogError as error:
+        say(f"no checkpoint was taken: {error}")
+    return True
 
 
 class _EndedAtOnceError(Exception):

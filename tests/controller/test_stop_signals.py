@@ -8,7 +8,7 @@ import pytest
 
 from kinlog.controller import watching
 from kinlog.controller.stop_signals import StopSignals
-from kinlog.schemas.errors import DataPlaneError, PreemptedError
+from kinlog.schemas.errors import CheckpointError, DataPlaneError, PreemptedError
 
 
 class Call:
@@ -129,3 +129,16 @@ def test_handlers_are_put_back():
     with StopSignals().heeded():
         assert signal.getsignal(signal.SIGTERM) != before[0]
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_checkpoint_is_taken_on_demand_once_for_each_request():
+    actor = FakeActor(run=Call(6, at_look=raising(signal.SIGUSR1)), checkpoint=Call(2))
+    assert watch(actor) == 0
+    assert [name for name, _ in actor.calls].count("checkpoint") == 1
+    assert actor.closed == [True]
+
+
+def test_checkpoint_that_is_refused_is_said_and_costs_nothing(capsys: pytest.CaptureFixture[str]):
+    refused = Call(answer=CheckpointError("checkpointing.enabled is false"))
+    assert watch(FakeActor(run=Call(3, at_look=raising(signal.SIGUSR1)), checkpoint=refused)) == 0
+    assert "no checkpoint was taken: checkpointing.enabled is false" in capsys.readouterr().out
