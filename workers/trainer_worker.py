@@ -23,9 +23,10 @@ class TrainerWorker:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._trainer = Trainer(
-            load_policy(config.model), config.trainer, temperature=config.generation.temperature
-        )
+        policy = load_policy(config.model)
+        # What training draws is the run's, and not the process's: saved with each checkpoint, the same from the start.
+        torch.manual_seed(config.seed)
+        self._trainer = Trainer(policy, config.trainer, temperature=config.generation.temperature)
         self._data_plane: DataPlane | None = None
 
     async def attach(self) -> None:

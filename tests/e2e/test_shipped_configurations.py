@@ -11,7 +11,8 @@ from kinlog.schemas import events as e
 from kinlog.schemas.config import dump_config, load_config
 from kinlog.schemas.reasons import CheckpointKind
 
-SHIPPED = sorted(Path(str(files("kinlog.controller"))).rglob("*.yaml"))
+#: The demonstration's own trains in full, with a kill in the middle, whenever it is run.
+SHIPPED = sorted((Path(str(files("kinlog.controller"))) / "examples").glob("*.yaml"))
 
 
 @pytest.mark.e2e

@@ -22,7 +22,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--asynchronous", action="store_true", help="generate ahead of training")
     parser.add_argument("--dir", type=Path, help="where the runs go; by default a temporary directory")
     chosen = parser.parse_args()

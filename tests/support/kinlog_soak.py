@@ -41,7 +41,7 @@ _REVIVED = {"generation worker", "finalizer"}
 
 _POLL_S = 0.02
 #: Once a life has recovered, a moment that does not come is not waited for any longer: the kill happens then.
-_PATIENCE_S = 25.0
+_PATIENCE_S = 8.0
 #: About how long a recovery takes on two cores, nearly all of it imports in five processes.
 _RECOVERY_S = 40.0
 
