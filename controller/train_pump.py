@@ -6,6 +6,7 @@ from kinlog.controller.checkpoint import Checkpointer
 from kinlog.controller.hopeless import refuse_nothing_trained
 from kinlog.controller.preemption import rest
 from kinlog.controller.runtime import Runtime, clear_group_rows
+from kinlog.controller.samplers import may_start
 from kinlog.lineage.state import GroupPhase, GroupState
 from kinlog.replay.inventory import canonical_rows
 from kinlog.schemas.errors import CheckpointError
@@ -111,14 +112,17 @@ class TrainPump:
         selected = self._runtime.sampler.select(p) or None
         if selected is not None or not self._runtime.exhausted:
             return selected
-        live = list(p.live_groups())
-        if all(group.phase is GroupPhase.FINALIZED for group in live):
-            # No prompt is left, and nothing is under way: the last steps take what there is, those that were drawn for
-            # an earlier step first.
-            live.sort(key=lambda group: (group.train_step or 0, group.group_id))
-            limit = self._runtime.config.trainer.groups_per_step
-            return tuple(group.group_id for group in live[:limit])
-        return None
+        ready: list[GroupState] = []
+        others: list[GroupState] = []
+        for group in p.live_groups():
+            (ready if group.phase is GroupPhase.FINALIZED else others).append(group)
+        if any(may_start(self._runtime.sampler, p, group) for group in others):
+            return None
+        # No prompt is left, and nothing is under way, but what waits for newer weights: the last steps take what there is,
+        # those that were drawn for an earlier step first.
+        ready.sort(key=lambda group: (group.train_step or 0, group.group_id))
+        limit = self._runtime.config.trainer.groups_per_step
+        return tuple(group.group_id for group in ready[:limit])
 
     async def _step(self, group_ids: tuple[int, ...]) -> None:
         runtime = self._runtime

@@ -11,6 +11,8 @@ from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.scan import scan_log
 from kinlog.lineage.state import Projection
 from kinlog.replay.examples import trained_examples
+from kinlog.schemas import events as e
+from kinlog.schemas.reasons import Reason
 
 LOCK_STEP = run_config(
     trainer__max_steps=6,
@@ -72,3 +74,10 @@ def test_group_that_was_drawn_for_a_later_step_waits_for_the_weights_that_it_was
     starts = [may_start(strict, told.p, told.p.groups[group]) for group in (now, later)]
     assert starts == [True, False]
     assert all(may_start(ahead, told.p, told.p.groups[group]) for group in (now, later))
+
+
+def test_nobody_waits_for_the_weights_of_a_step_that_has_no_groups():
+    told = Story()
+    now, later = told.reserve(train_step=1), told.reserve(train_step=2)
+    told.commit(e.GroupDropped(group_id=now, reason=Reason.RETRY_BUDGET))
+    assert may_start(InOrder(1, 0), told.p, told.p.groups[later])
