@@ -15,6 +15,7 @@ import asyncio
 import os
 import sqlite3
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -77,14 +78,14 @@ class Kinlog:
         self._log.close()
 
 
-class _InThread:
+class _InThread(ABC):
     """What blocks is awaited by giving it to a thread."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
 
-    def commit(self, events: Sequence[Event]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def commit(self, events: Sequence[Event]) -> None: ...
 
     async def commit_awaited(self, events: Sequence[Event]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, self.commit, events)

@@ -27,13 +27,14 @@ from kinlog.controller.journal_keeping import JournalKeeper
 from kinlog.controller.retention import newest_anchor, newly_durable, outdated_rollouts, retain
 from kinlog.controller.runtime import Runtime, clear_group_rows
 from kinlog.lineage.compaction import compact_log
+from kinlog.lineage.ledger import Cut
 from kinlog.lineage.state import Projection
 from kinlog.lineage.store import Store
 from kinlog.replay.checkpoints import DATA_PLANE_NAME, TRAINER_NAME, find_checkpoints, read_manifest
 from kinlog.replay.journal import needed_attempts
 from kinlog.replay.projection import project
 from kinlog.schemas.errors import CheckpointError, DataPlaneTimeoutError, KinlogError, LogWriteError
-from kinlog.schemas.events import CheckpointCommitted, CheckpointFailed
+from kinlog.schemas.events import CheckpointCommitted, CheckpointFailed, Position
 from kinlog.schemas.reasons import CheckpointKind, Reason
 
 __all__ = ["Checkpointer", "SavedCheckpoint", "checkpoint_name", "rollout_checkpoint_name"]
@@ -305,16 +306,7 @@ class Checkpointer:
         kept = retain(p, name=target.name, train_step=facts.train_step, keep=keep, present=present)
         durable = newly_durable(p, facts.train_step)
         async with runtime.barrier.cut("checkpoint_committed") as cut:
-            event = CheckpointCommitted(
-                name=target.name,
-                checkpoint_kind=target.kind,
-                train_step=facts.train_step,
-                position=facts.position,
-                frontier_step=kept.frontier_step,
-            )
-            ticket = runtime.ledger.commit(cut, event)
-            self._recorded_seq = ticket.seq
-            await ticket.durable()
+            await self._commit(cut, target, facts.position, facts.train_step, kept.frontier_step)
             # Their step can no longer be undone by a crash: a restart begins at this checkpoint, or at an older one
             # that has these rows in its own copy of the data plane.
             await clear_group_rows(runtime, cut, durable, Reason.STEP_DURABLE)
@@ -331,20 +323,26 @@ class Checkpointer:
         p = runtime.projection
         outdated = outdated_rollouts(p, present=self._directories.names())
         async with runtime.barrier.cut("checkpoint_committed") as cut:
-            event = CheckpointCommitted(
-                name=target.name,
-                checkpoint_kind=target.kind,
-                train_step=anchorage.train_step,
-                position=facts.position,
-                frontier_step=p.frontier_step,
-            )
-            ticket = runtime.ledger.commit(cut, event)
-            self._recorded_seq = ticket.seq
-            await ticket.durable()
+            await self._commit(cut, target, facts.position, anchorage.train_step, p.frontier_step)
         try:
             await asyncio.to_thread(self._directories.prune, outdated)
         except OSError as error:
             _logger.warning("older rollout checkpoints could not all be removed: %s", error)
+
+    async def _commit(
+        self, cut: Cut, target: Target, position: Position, train_step: int, frontier_step: int
+    ) -> None:
+        """Record, durably, that a checkpoint is there."""
+        event = CheckpointCommitted(
+            name=target.name,
+            checkpoint_kind=target.kind,
+            train_step=train_step,
+            position=position,
+            frontier_step=frontier_step,
+        )
+        ticket = self._runtime.ledger.commit(cut, event)
+        self._recorded_seq = ticket.seq
+        await ticket.durable()
 
     async def _record_failure(self, name: str, error: Exception) -> str:
         problem = f"{type(error).__name__.lstrip('_')}: {error}"

@@ -27,7 +27,6 @@ __all__ = [
     "build_report",
     "render_redone",
     "render_report",
-    "report_json",
 ]
 
 
@@ -215,11 +214,6 @@ def _was_sealed(restored: Projection, event: AttemptSuperseded) -> bool:
 
 def _by_reason(reasons: Iterable[Reason]) -> dict[str, int]:
     return dict(Counter(reason.value for reason in reasons))
-
-
-def report_json(report: RecoveryReport) -> bytes:
-    """Return the report as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=2)
 
 
 def render_report(report: RecoveryReport) -> str:
