@@ -66,20 +66,23 @@ class Runtime:
 async def clear_rows(runtime: Runtime, cut: Cut, partition: Partition, keys: Iterable[str]) -> None:
     """Remove rows from the data plane. When that fails they wait for the next time: a row that nobody refers to harms
     nobody, and the health probe is there to judge the data plane."""
-    leftovers = runtime.uncleared.setdefault(partition, set())
-    if partition is Partition.TRAINING and leftovers:
+    # Taken out while they are attempted: cuts run side by side, and no key may be cleared by two of them at once.
+    again = runtime.uncleared.pop(partition, set())
+    if partition is Partition.TRAINING and again:
         # A sibling whose finalize was driven again has published under the same key since: the row is wanted.
-        leftovers -= _canonical_keys_in_use(runtime.projection)
-    leftovers.update(keys)
-    if not leftovers:
+        again -= _canonical_keys_in_use(runtime.projection)
+    attempted = sorted(again.union(keys))
+    if not attempted:
         return
-    attempted = sorted(leftovers)
+    cleared = False
     try:
         await runtime.data_plane.clear(partition, attempted, cut)
+        cleared = True
     except DataPlaneError as error:
         _logger.warning("%d rows of %s are not cleared yet: %s", len(attempted), partition, error)
-    else:
-        leftovers.difference_update(attempted)
+    finally:
+        if not cleared:
+            runtime.uncleared.setdefault(partition, set()).update(attempted)
 
 
 def _canonical_keys_in_use(p: Projection) -> set[str]:

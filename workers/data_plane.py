@@ -13,6 +13,7 @@ The rules between processes are the caller's to keep: a key belongs to one attem
 cleared inside a cut, by one owner, when nobody reads or writes them any more.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
@@ -51,6 +52,9 @@ class DataPlane:
 
     def __init__(self, session: TqSession) -> None:
         self._session = session
+        # A clear looks up indexes, and frees them two requests later. Of two clears of one key the second would free an
+        # index that a put has taken meanwhile, and that put's row would vanish. Used on the session's event loop only.
+        self._clearing = asyncio.Lock()
 
     @classmethod
     async def start(cls, settings: DataPlaneSettings) -> Self:
@@ -236,9 +240,11 @@ class DataPlane:
         return await self._session.run(call, body)
 
     async def _clear_batch(self, partition: Partition, keys: list[str]) -> int:
-        return await self._session.run(
-            TqCall("clear", partition.value, keys), lambda client: clear_rows(client, partition, keys)
-        )
+        async def body(client: TqClient) -> int:
+            async with self._clearing:
+                return await clear_rows(client, partition, keys)
+
+        return await self._session.run(TqCall("clear", partition.value, keys), body)
 
 
 def _rebuild(

@@ -1,5 +1,7 @@
 """Clearing rows: what cannot be cleared waits, and what has become wanted meanwhile is left alone."""
 
+import asyncio
+
 from kinlog_bench import Bench
 from kinlog_builders import FreeCut
 
@@ -37,4 +39,28 @@ async def test_row_that_was_published_again_since_is_not_cleared_with_those_left
     assert key in bench.data_plane.rows[Partition.TRAINING]
     await clear_rows(bench.runtime, FreeCut(), Partition.TRAINING, ["other"])
     assert key in bench.data_plane.rows[Partition.TRAINING]
-    assert bench.runtime.uncleared[Partition.TRAINING] == set()
+    assert not bench.runtime.uncleared.get(Partition.TRAINING)
+
+
+async def test_no_row_is_cleared_by_two_cuts_at_once():
+    bench = Bench()
+    clear = bench.data_plane.clear
+    under_way: set[str] = set()
+    overlaps: list[str] = []
+
+    async def slow_clear(partition: Partition, keys: list[str], cut: FreeCut) -> int:
+        overlaps.extend(under_way & set(keys))
+        under_way.update(keys)
+        await asyncio.sleep(0)
+        under_way.difference_update(keys)
+        return await clear(partition, keys, cut)
+
+    bench.data_plane.on_clear = refuse
+    await clear_rows(bench.runtime, FreeCut(), Partition.STAGING, ["left over"])
+    bench.data_plane.on_clear = lambda partition, keys: None
+    bench.data_plane.clear = slow_clear
+    await asyncio.gather(
+        clear_rows(bench.runtime, FreeCut(), Partition.STAGING, ["a"]),
+        clear_rows(bench.runtime, FreeCut(), Partition.STAGING, ["b"]),
+    )
+    assert overlaps == []

@@ -257,6 +257,32 @@ async def test_clearing_skips_absent_keys_and_leaves_the_others_alone(
     assert await digests_of(data_plane, [row.key for row in kept]) == digests(kept)
 
 
+async def test_second_clear_of_a_row_does_not_take_the_row_that_has_its_index_by_now(
+    data_plane: DataPlane, monkeypatch: pytest.MonkeyPatch
+):
+    # A clear looks indexes up, and frees them later; freed ones are reused at once.
+    client = data_plane._session._client
+    clear_samples = client.async_clear_samples
+    indexes_reused = threading.Event()
+    clears: list[RowsMeta] = []
+
+    async def second_one_is_late(meta: RowsMeta) -> None:
+        clears.append(meta)
+        while len(clears) > 1 and not indexes_reused.is_set():  # noqa: ASYNC110 - set from another event loop
+            await asyncio.sleep(0.01)
+        await clear_samples(meta)
+
+    monkeypatch.setattr(client, "async_clear_samples", second_one_is_late)
+    old, new = make_staged_row(group_id=1), make_staged_row(group_id=2)
+    await data_plane.put_staged([old])
+    cleared = [asyncio.create_task(data_plane.clear(STAGING, [old.key], CUT)) for _ in range(2)]
+    await asyncio.wait(cleared, return_when=asyncio.FIRST_COMPLETED)
+    await data_plane.put_staged([new])
+    indexes_reused.set()
+    assert sorted(await asyncio.gather(*cleared)) == [0, 1]
+    assert await digests_of(data_plane, [new.key]) == digests([new])
+
+
 async def test_putting_and_getting_leave_torch_threads_alone(data_plane: DataPlane):
     before, ours = torch.get_num_threads(), DEFAULT_TORCH_NUM_THREADS + 1
     row = make_staged_row()
