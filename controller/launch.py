@@ -11,7 +11,6 @@ import ray
 
 from kinlog.controller.checkpoint import SavedCheckpoint
 from kinlog.controller.overrides import refuse_unknown_overrides
-from kinlog.controller.ray_parts import RayParts
 from kinlog.controller.samplers import build_sampler
 from kinlog.controller.single_controller import RunStatus, SingleController
 from kinlog.controller.stop_signals import StopSignals
@@ -29,7 +28,9 @@ from kinlog.schemas.errors import (
     RunNotFoundError,
 )
 from kinlog.schemas.orders import TrainMetrics
-from kinlog.workers.data_plane import TQ_ENVIRONMENT, required_cpus
+from kinlog.workers.environments import open_dataset
+from kinlog.workers.tq_native import TQ_ENVIRONMENT
+from kinlog.workers.tq_session import required_cpus
 
 __all__ = ["train", "ControllerActor"]
 
@@ -40,6 +41,9 @@ class ControllerActor:
     """The controller's process: a Ray actor that owns the data plane and the log."""
 
     def __init__(self, config: RunConfig, directory: Path) -> None:
+        # Here and not at the top: the process that starts the run imports this module too, and has no use for torch.
+        from kinlog.controller.ray_parts import RayParts
+
         self._lines: list[str] = []
         self._controller = SingleController(
             config,
@@ -123,7 +127,7 @@ def train(
     config = load_config(config_path)
     # What is wrong with dataset, agents or sampler is said before anything is started.
     directory = RunDirectory((run_dir or Path(config.run_dir)).resolve())
-    refuse_unknown_overrides(config.rollout_recovery, RayParts(config, directory).dataset)
+    refuse_unknown_overrides(config.rollout_recovery, open_dataset(config))
     build_sampler(config.sampler, groups_per_step=config.trainer.groups_per_step)
     if resume and not config.rollout_recovery.enabled:
         raise ConfigError(f"{config_path}: rollout_recovery.enabled is false, so the run cannot be resumed")

@@ -9,11 +9,10 @@ from kinlog.controller.protocols import Workers
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.schemas.config import RunConfig
 from kinlog.workers.data_plane import DataPlane
-from kinlog.workers.environments import build_environment
+from kinlog.workers.environments import open_dataset
 from kinlog.workers.finalizer_worker import FinalizerWorker
 from kinlog.workers.ray_adapters import RayFinalizer, RayRolloutPool, RayTrainer, RevivedActor
 from kinlog.workers.rollout_worker import RolloutWorker
-from kinlog.workers.tasks import TaskMixture
 from kinlog.workers.trainer_worker import TrainerWorker
 
 __all__ = ["RayParts"]
@@ -26,11 +25,7 @@ class RayParts:
         self._config = config
         self._directory = directory
         self._actors: _Actors | None = None
-        self.dataset = TaskMixture(config.dataset)
-        for task in config.dataset.tasks:
-            build_environment(
-                task.agent, self.dataset, config.rollout
-            )  # an unknown agent is told before anything starts
+        self.dataset = open_dataset(config)
 
     async def start_data_plane(self) -> DataPlane:
         # Worker processes take seconds to import the training stack: let them, meanwhile.

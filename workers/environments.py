@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
+from kinlog.schemas.config import RunConfig
 from kinlog.schemas.errors import ConfigError
 from kinlog.schemas.settings import RolloutSettings
-from kinlog.workers.tasks import Item
+from kinlog.workers.tasks import Item, TaskMixture
 
-__all__ = ["AGENTS", "Environment", "EnvironmentFailure", "Scorer", "Verdict", "build_environment"]
+__all__ = ["AGENTS", "Environment", "EnvironmentFailure", "Scorer", "Verdict", "build_environment", "open_dataset"]
 
 #: How the ``retry`` agent says that an answer was wrong.
 _WRONG = "?"
@@ -108,6 +109,20 @@ def build_environment(agent_name: str, scorer: Scorer, settings: RolloutSettings
     if agent_name not in AGENTS:
         raise ConfigError(f"dataset.tasks: expected an agent of {sorted(AGENTS)}, found {agent_name!r}")
     return AGENTS[agent_name](scorer, settings)
+
+
+def open_dataset(config: RunConfig) -> TaskMixture:
+    """Return a run's dataset, once every task's agent is known.
+
+    Raises
+    ------
+    ConfigError
+        A task names a generator or an agent that does not exist, or its options do not fit.
+    """
+    dataset = TaskMixture(config.dataset)
+    for task in config.dataset.tasks:
+        build_environment(task.agent, dataset, config.rollout)
+    return dataset
 
 
 def _is_integer(answer: str) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from functools import cached_property
 
 from kinlog.schemas.config import RunConfig
 from kinlog.schemas.errors import DataPlaneError, NotAttachedError, RowCorruptError, RowsMissingError
@@ -23,10 +24,14 @@ class FinalizerWorker:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._tasks = TaskMixture(config.dataset)
         self._tokenizer = load_tokenizer(config.model)
         self._data_plane: DataPlane | None = None
         self._running: dict[FinalizeOrder, asyncio.Task[tuple[CanonicalRowRef, ...] | FinalizeRejected]] = {}
+
+    @cached_property
+    def _tasks(self) -> TaskMixture:
+        """Made when the first placeholder needs its prompt, which is rare."""
+        return TaskMixture(self._config.dataset)
 
     async def attach(self) -> None:
         """Join the data plane. Called once in each life of the process."""

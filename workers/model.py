@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from kinlog.schemas.errors import ConfigError
 from kinlog.schemas.settings import ModelSettings
@@ -45,6 +44,9 @@ def load_policy(settings: ModelSettings) -> Policy:
             f"model.hidden_size: expected a multiple of 2 * num_heads = {2 * settings.num_heads}, "
             f"found {settings.hidden_size}"
         )
+    # Here and below, not at the top: importing it takes a second, and half of the processes never build a model.
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
     tokenizer = CharacterTokenizer(settings.alphabet)
     config = Qwen2Config(
         vocab_size=tokenizer.vocabulary_size,
@@ -76,10 +78,14 @@ def load_tokenizer(settings: ModelSettings) -> Tokenizer:
     """
     if settings.path is None:
         return CharacterTokenizer(settings.alphabet)
+    from transformers import AutoConfig
+
     return _read_tokenizer(settings.path, int(AutoConfig.from_pretrained(settings.path).vocab_size))
 
 
 def _read_tokenizer(path: str, vocabulary_size: int) -> Tokenizer:
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"model.path: the tokenizer of {path} has no eos token, by which a completion ends")
@@ -87,6 +93,8 @@ def _read_tokenizer(path: str, vocabulary_size: int) -> Tokenizer:
 
 
 def _read_policy(path: str, max_positions: int) -> Policy:
+    from transformers import AutoModelForCausalLM
+
     model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True, dtype=torch.float32)
     limit = min(max_positions, int(model.config.max_position_embeddings))
     tokenizer = _read_tokenizer(path, int(model.get_input_embeddings().num_embeddings))

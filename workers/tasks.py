@@ -9,8 +9,6 @@ from itertools import accumulate
 from typing import Any
 
 import msgspec
-import reasoning_gym
-from reasoning_gym.factory import DATASETS
 
 from kinlog.schemas.errors import ConfigError, DatasetError
 from kinlog.schemas.prompts import digest_bytes
@@ -136,6 +134,10 @@ class TaskMixture:
         return self._datasets[task_index][row]
 
     def _generate(self, task: TaskSettings) -> Any:
+        # Not at the top: importing it takes a second, and a process that only names the class needs none of it.
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+
         if task.generator not in DATASETS:
             raise ConfigError(
                 f"dataset.tasks: expected a reasoning-gym generator, found {task.generator!r} in task {task.name!r}"

@@ -335,6 +335,15 @@ def test_training_without_the_training_stack_names_the_extra(config: Path):
     assert "Traceback" not in result.stderr
 
 
+def test_process_that_starts_a_run_imports_neither_torch_nor_the_data_plane():
+    # It would be seconds of every start, on the way to everything else.
+    code = "import sys, kinlog.controller.launch; print(sorted({'torch', 'tensordict', 'transformers'} & {*sys.modules}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
 def test_a_reader_that_goes_away_is_no_traceback(run_path: str):
     code = "from kinlog.controller.cli import main; main()"
     shown = subprocess.Popen(
