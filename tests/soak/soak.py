@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from kinlog_soak import judge, kill_until_done, render, train_undisturbed, write_soak_config
+from kinlog_soak import judge, kill_until_done, random_targets, render, train_undisturbed, write_soak_config
 
 #: A run takes about this many kills before it has trained its steps.
 _KILLS_PER_RUN = 10
@@ -39,7 +39,7 @@ def main() -> int:
             config,
             name=f"victim-{len(victims)}",
             chance=chance,
-            max_kills=min(_KILLS_PER_RUN, chosen.kills - done),
+            targets=random_targets(chance, min(_KILLS_PER_RUN, chosen.kills - done)),
             say=lambda line: print(f"[{time.monotonic() - began:6.0f} s] {line}", flush=True),
         )
         judge(victim, undisturbed)

@@ -8,7 +8,7 @@ that generates ahead of training cannot be compared so: of it, nothing may be lo
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -223,10 +223,10 @@ def kill_until_done(
     *,
     name: str,
     chance: random.Random,
-    max_kills: int,
+    targets: Sequence[str],
     say: Callable[[str], None] = lambda line: None,
 ) -> Victim:
-    """Train a run and kill it up to ``max_kills`` times; then let it train to the end."""
+    """Train a run and kill ``targets`` of it, one after the other, at random moments; then let it train to the end."""
     victim = Victim(path=base / name)
     watcher = Watcher(RunDirectory(victim.path))
     lives = 0
@@ -237,17 +237,15 @@ def kill_until_done(
         life = KinlogProcess(base / f"{name}.{lives}.out", *arguments)
         watcher.epoch_at_start = watcher.p.last_epoch
         try:
-            while len(victim.kills) < max_kills:
-                kill = _kill_once(life, watcher, chance)
+            while len(victim.kills) < len(targets):
+                kill = _kill_once(life, watcher, chance, targets[len(victim.kills)])
                 if kill is None:
                     break  # it came to its end
                 victim.kills.append(kill)
                 say(f"{name}: kill {len(victim.kills)}, {kill.phase}, {kill.target}, at seq {kill.seq}")
                 if kill.target not in _REVIVED:
                     break
-            if len(victim.kills) < max_kills and victim.kills and not life.ended:
-                life.wait()  # of what died with its controller or data plane, the rest ends by itself
-            exit_code = life.wait()
+            exit_code = life.wait()  # of what died with its controller or data plane, the rest ends by itself
         finally:
             life.end()
         watcher.look()
@@ -256,9 +254,13 @@ def kill_until_done(
         assert victim.kills, f"it failed before it was killed: {life.story()}"
 
 
-def _kill_once(life: KinlogProcess, watcher: Watcher, chance: random.Random) -> Kill | None:
-    """Wait for a random moment, and kill a random part. ``None`` when the run ended first."""
-    target = chance.choice([WHOLE_TREE] * 4 + list(TARGETS)[1:])
+def random_targets(chance: random.Random, number: int) -> list[str]:
+    """Return what to kill, one after the other: half of the time everything at once."""
+    return [chance.choice([WHOLE_TREE] * 4 + list(TARGETS)[1:]) for _ in range(number)]
+
+
+def _kill_once(life: KinlogProcess, watcher: Watcher, chance: random.Random, target: str) -> Kill | None:
+    """Wait for a random moment, and kill a part of the run. ``None`` when the run ended first."""
     phase = chance.choice(PHASES)
     is_time = _moments(watcher, chance)[phase]
     patience_s = _PATIENCE_S + chance.uniform(0, 5)
