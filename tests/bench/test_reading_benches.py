@@ -15,6 +15,15 @@ BENCH = Path(__file__).parent.parent.parent / "bench"
     [
         ("replay", {"kinlog", "naive"}),
         ("planning", {"kinlog"}),
+        (
+            "tokens_redone",
+            {
+                "kinlog",
+                "kinlog, row journal off",
+                "finished groups, at the checkpoint",
+                "trainer checkpoint only",
+            },
+        ),
         ("checkpoint_hold", {"kinlog", "the same bytes, one sync", "full-state stand-in"}),
     ],
 )
