@@ -17,6 +17,7 @@ from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.scan import LogScan
 from kinlog.lineage.state import GroupState, Projection
 from kinlog.replay.capacity import groups_over_capacity
+from kinlog.replay.held_rows import HeldRows
 from kinlog.replay.inventory import Inventory
 from kinlog.replay.journal import rows_to_put_back
 from kinlog.replay.larger_steps import refuse_unfillable_step
@@ -187,18 +188,19 @@ async def _plan(
         return evictions(sampler, restored, ready) if prompts.has(restored.draw_cursor) else []
 
     with times.phase("inventory"):
-        inventory = await _take_inventory(data_plane)
+        held = HeldRows(await _take_inventory(data_plane))
     put_back = PutBack()
-    wanted = {} if policy.discard_rollouts else rows_to_put_back(restored, inventory)
+    with times.phase("plan"):
+        wanted = {} if policy.discard_rollouts else rows_to_put_back(restored, held)
     if wanted:
         with times.phase("put rows back"):
             put_back = await _put_back(data_plane, directory, point, wanted)
             _refuse_damaged_journal(put_back, policy)
-            inventory = await _take_inventory(data_plane)
+            held = HeldRows(await _take_inventory(data_plane))
     with times.phase("plan"):
         plan = plan_recovery(
             restored,
-            inventory,
+            held,
             checkpoint=point.name,
             promised=point.promised,
             promised_finalized_seq=point.promised_finalized_seq,

@@ -24,6 +24,7 @@ __all__ = [
     "seal_cohort",
     "classify_result",
     "supersede_attempt",
+    "superseded_event",
     "seal_placeholder",
     "retry_budget_spent",
     "finalize_budget_spent",
@@ -211,12 +212,25 @@ def supersede_attempt(
     sibling = sibling_of(group, generation)
     if sibling.waiting:
         raise TransitionError(f"group {group_id}/{generation} has no running or sealed attempt")
-    first = _superseded(group, sibling, reason, detail)
+    first = superseded_event(group, sibling, reason, detail)
     if group.granularity is not Granularity.PROMPT_GROUP:
         return (first,)
     others = [s for g, s in sorted(group.siblings.items()) if g != generation and not s.waiting]
     because = f"generation {generation}: {reason}"
-    return (first, *(_superseded(group, s, Reason.COHORT_RESTART, because) for s in others))
+    return (first, *(superseded_event(group, s, Reason.COHORT_RESTART, because) for s in others))
+
+
+def superseded_event(
+    group: GroupState, sibling: SiblingState, reason: Reason, detail: str
+) -> e.AttemptSuperseded:
+    """Return what gives up the current attempt of one sibling, and of no other, where it is known that it has one."""
+    return e.AttemptSuperseded(
+        group_id=group.group_id,
+        generation=sibling.generation,
+        attempt=sibling.attempt,
+        reason=reason,
+        detail=detail[:500],
+    )
 
 
 def seal_placeholder(
@@ -295,16 +309,6 @@ def _alive(p: Projection, group_id: int) -> GroupState:
         phase = "unknown" if group is None else group.phase
         raise TransitionError(f"group {group_id} is not alive: {phase}")
     return group
-
-
-def _superseded(group: GroupState, sibling: SiblingState, reason: Reason, detail: str) -> e.AttemptSuperseded:
-    return e.AttemptSuperseded(
-        group_id=group.group_id,
-        generation=sibling.generation,
-        attempt=sibling.attempt,
-        reason=reason,
-        detail=detail[:500],
-    )
 
 
 def _rejected(result: e.SiblingSealed) -> e.LateResultRejected:

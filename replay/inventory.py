@@ -11,7 +11,6 @@ __all__ = [
     "Inventory",
     "RowProblem",
     "canonical_rows",
-    "check_staged_rows",
     "compare_rows",
     "expected_inventory",
     "staged_rows",
@@ -50,31 +49,6 @@ def staged_rows(group: GroupState, sibling: SiblingState) -> dict[str, RowTag]:
         )
         for key, call in zip(keys, calls, strict=True)
     }
-
-
-def check_staged_rows(
-    group: GroupState, sibling: SiblingState, found: dict[str, RowTag]
-) -> tuple[list[str], tuple[RowProblem, ...]]:
-    """Return the keys of the staged rows behind a sealed sibling, and those of the rows that are missing or differ."""
-    if sibling.sealed is None or sibling.sealed.receipt is None:
-        return [], ()
-    group_id, generation, attempt = group.group_id, sibling.generation, sibling.attempt
-    calls = sibling.sealed.receipt.calls
-    keys = staging_keys(group_id, generation, attempt, [call.call for call in calls])
-    for key, call in zip(keys, calls, strict=True):
-        tag = found.get(key)
-        # Field by field: a restart looks at tens of thousands, and nearly all are as they should be.
-        if (
-            tag is None
-            or tag.digest != call.row_digest
-            or tag.call != call.call
-            or tag.attempt != attempt
-            or tag.generation != generation
-            or tag.group_id != group_id
-            or not tag.done
-        ):
-            return keys, compare_rows(staged_rows(group, sibling), found)
-    return keys, ()
 
 
 def canonical_rows(group: GroupState) -> dict[str, RowTag]:

@@ -7,7 +7,8 @@ from typing import TypeAlias
 from kinlog.lineage.journal import is_journal_segment, journal_identities, scan_journal
 from kinlog.lineage.state import GroupPhase, Projection
 from kinlog.lineage.store import Store
-from kinlog.replay.inventory import Inventory, canonical_rows, compare_rows, staged_rows
+from kinlog.replay.held_rows import HeldRows
+from kinlog.replay.inventory import Inventory, staged_rows
 from kinlog.schemas.errors import LogDamagedError
 from kinlog.schemas.reasons import Reason
 from kinlog.schemas.receipts import staging_key
@@ -19,21 +20,19 @@ __all__ = ["Attempt", "journalled_attempts", "needed_attempts", "rows_in_journal
 Attempt: TypeAlias = tuple[int, int, int]
 
 
-def rows_to_put_back(restored: Projection, inventory: Inventory) -> dict[str, RowTag]:
+def rows_to_put_back(restored: Projection, inventory: Inventory | HeldRows) -> dict[str, RowTag]:
     """Return the staged rows, by key, that live groups are made of and that the data plane lacks.
 
     A group whose canonical rows are all there needs no staged ones.
     """
+    held = HeldRows.of(inventory)
     wanted: dict[str, RowTag] = {}
     for group in restored.live_groups():
-        finalized = group.phase is GroupPhase.FINALIZED
-        if finalized and not compare_rows(canonical_rows(group), inventory.training):
+        if group.phase is GroupPhase.FINALIZED and not held.canonical_problems(group):
             continue
-        for sibling in group.siblings.values():
-            if sibling.sealed is None:
-                continue
-            expected = staged_rows(group, sibling)
-            for problem in compare_rows(expected, inventory.staging):
+        for generation, problems in held.staged_problems(group).items():
+            expected = staged_rows(group, group.siblings[generation])
+            for problem in problems:
                 if problem.reason is Reason.ROWS_MISSING:
                     wanted[problem.key] = expected[problem.key]
     return wanted

@@ -1,41 +1,42 @@
 """What a restart decides about the siblings of one group that is not in the replay buffer."""
 
-from collections.abc import Callable
+from collections.abc import Container, Iterable
 from typing import NamedTuple
 
-from kinlog.lineage.decide import supersede_attempt
-from kinlog.lineage.state import GroupState, Projection
-from kinlog.replay.inventory import RowProblem, check_staged_rows
+from kinlog.lineage.decide import supersede_attempt, superseded_event
+from kinlog.lineage.state import GroupState, Projection, SiblingState
+from kinlog.replay.held_rows import HeldRows
+from kinlog.replay.inventory import RowProblem
+from kinlog.replay.recovery_plan import SiblingRef
 from kinlog.schemas.events import AttemptSuperseded
 from kinlog.schemas.reasons import Granularity, Reason
-from kinlog.schemas.rows import RowTag
 
-__all__ = ["SiblingPlan", "plan_siblings"]
+__all__ = ["SiblingPlan", "plan_siblings", "reused_siblings"]
 
 
 class SiblingPlan(NamedTuple):
     """What is decided about a group's siblings."""
 
     given_up: dict[int, AttemptSuperseded]
-    rows: dict[int, list[str]]
-    """Keys of the staged rows of each sealed sibling."""
+    reused: list[SiblingRef]
+    """The sealed ones that are kept."""
     missed: tuple[RowProblem, ...]
     """Rows that the checkpoint promised, and that are not as they were."""
 
     def superseded(self, group: GroupState) -> list[AttemptSuperseded]:
         """The attempts that are given up. The one that a cohort restarts for comes first: the others refer to it."""
-        events = [self.given_up[generation] for generation in sorted(self.given_up)]
+        events = list(self.given_up.values())
         if group.granularity is Granularity.PROMPT_GROUP:
-            events.sort(key=lambda event: event.reason is Reason.COHORT_RESTART)
+            events.sort(key=lambda event: (event.reason is Reason.COHORT_RESTART, event.generation))
         return events
 
 
 def plan_siblings(
     p: Projection,
     group: GroupState,
-    staging: dict[str, RowTag],
+    held: HeldRows,
     *,
-    is_future: Callable[[int], bool],
+    newest_version: int | None,
     discard_rollouts: bool,
     promised_seq: int,
     promised_finalized_seq: int,
@@ -47,10 +48,10 @@ def plan_siblings(
     ----------
     p, group:
         The restored projection, and one group of it.
-    staging:
-        The staged rows that are there, by key.
-    is_future:
-        Whether tokens of a weight version are newer than what may be reused.
+    held:
+        The rows that are there.
+    newest_version:
+        The newest weight version whose tokens may be reused; ``None``: any.
     discard_rollouts:
         Whether everything is given up, by choice.
     promised_seq:
@@ -61,34 +62,53 @@ def plan_siblings(
         Why the group leaves the replay buffer, if it was in it.
     """
     given_up: dict[int, AttemptSuperseded] = {}
-    rows: dict[int, list[str]] = {}
     missed: list[RowProblem] = []
+    siblings = sorted(group.siblings.items())
     # A log may hold half of a cohort's supersedes: one that has lost a sibling is redone whole, whatever is sealed.
     cohort = group.granularity is Granularity.PROMPT_GROUP
-    torn = next((g for g, s in sorted(group.siblings.items()) if s.waiting), None) if cohort else None
-    for generation, sibling in sorted(group.siblings.items()):
-        reason, detail = None, ""
+    torn = next((g for g, s in siblings if s.waiting), None) if cohort else None
+    problems_of = {} if discard_rollouts or torn is not None else held.staged_problems(group)
+    all_sealed_kept = not discard_rollouts and torn is None and not problems_of and newest_version is None
+    by_canonical_rows = 0 < group.finalized_seq <= promised_finalized_seq
+    for generation, sibling in siblings:
+        sealed = sibling.sealed
         if sibling.running:
-            reason = Reason.CONTROLLER_RESTART
-        elif sibling.sealed is not None:
-            rows[generation], problems = check_staged_rows(group, sibling, staging)
-            newer = is_future(sibling.sealed.max_weight_version)
-            if discard_rollouts:
-                reason = Reason.DISCARDED_BY_REQUEST
-            elif torn is not None:
-                reason, detail = Reason.COHORT_RESTART, f"generation {torn} has no result"
-            elif problems and taken_apart is Reason.FUTURE_WEIGHTS and not newer:
+            reason, detail = Reason.CONTROLLER_RESTART, ""
+        elif sealed is None or all_sealed_kept:
+            continue
+        elif discard_rollouts:
+            reason, detail = Reason.DISCARDED_BY_REQUEST, ""
+        elif torn is not None:
+            reason, detail = Reason.COHORT_RESTART, f"generation {torn} has no result"
+        else:
+            problems = problems_of.get(generation, ())
+            newer = newest_version is not None and sealed.max_weight_version > newest_version
+            if problems and taken_apart is Reason.FUTURE_WEIGHTS and not newer:
                 # Its staged rows were cleared in order, when the group was finalized.
                 reason, detail = taken_apart, "others of its finalized group are newer"
             elif problems and taken_apart is not Reason.FUTURE_WEIGHTS:
                 reason, detail = problems[0].reason, problems[0].key
-                by_canonical_rows = 0 < group.finalized_seq <= promised_finalized_seq
                 if sibling.sealed_seq <= promised_seq and not by_canonical_rows:
                     missed.extend(problems)
             elif newer:
                 reason = Reason.FUTURE_WEIGHTS
-                detail = f"generated by version {sibling.sealed.max_weight_version}"
-        if reason is not None and generation not in given_up:
+                detail = f"generated by version {sealed.max_weight_version}"
+            else:
+                continue
+        if not cohort:
+            given_up[generation] = superseded_event(group, sibling, reason, detail)
+        elif generation not in given_up:
             for event in supersede_attempt(p, group.group_id, generation, reason, detail):
                 given_up.setdefault(event.generation, event)
-    return SiblingPlan(given_up, rows, tuple(missed))
+    return SiblingPlan(given_up, reused_siblings(group.group_id, siblings, given_up), tuple(missed))
+
+
+def reused_siblings(
+    group_id: int, siblings: Iterable[tuple[int, SiblingState]], given_up: Container[int]
+) -> list[SiblingRef]:
+    """Return the sealed ones of a group's siblings, but for those that are given up."""
+    return [
+        SiblingRef(group_id, generation, sealed.attempt, sealed.completion_tokens)
+        for generation, sibling in siblings
+        if (sealed := sibling.sealed) is not None and generation not in given_up
+    ]

@@ -3,13 +3,22 @@
 Staging keys are not stored: they follow from typed identity, by :func:`staging_key`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 import msgspec
 
 from kinlog.schemas.prompts import Digest
 
-__all__ = ["MAX_MODEL_CALLS", "ModelCall", "Receipt", "canonical_key", "staging_key", "staging_keys"]
+__all__ = [
+    "CALL_SUFFIXES",
+    "MAX_MODEL_CALLS",
+    "ModelCall",
+    "Receipt",
+    "canonical_key",
+    "staging_key",
+    "staging_keys",
+]
 
 #: Model calls whose receipt fits into one event for certain, with every count and version of up to 32 bits.
 MAX_MODEL_CALLS = 96
@@ -23,9 +32,13 @@ class ModelCall(msgspec.Struct, frozen=True, array_like=True):
     parent: int
     """The call whose context this one extends; -1 for a root."""
     prompt_tokens: int
+    """Tokens that it was given."""
     completion_tokens: int
+    """Tokens that it generated."""
     min_weight_version: int
+    """The oldest weights that generated one of them."""
     max_weight_version: int
+    """The newest."""
     row_digest: Digest
     """Digest of the staged row, as ``kinlog.workers.rows`` defines it."""
 
@@ -34,6 +47,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The ordered manifest of a sealed sibling's model calls."""
 
     calls: tuple[ModelCall, ...]
+    """In the order that they were made."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -44,6 +58,18 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def completion_tokens(self) -> int:
         """Tokens that the policy generated, over all calls."""
         return sum(call.completion_tokens for call in self.calls)
+
+
+class _CallSuffixes(dict[int, str]):
+    """Made once for each number that occurs: a restart makes the keys of hundreds of thousands of rows."""
+
+    def __missing__(self, call: int) -> str:
+        suffix = self[call] = f".c{call}"
+        return suffix
+
+
+#: What the staging key of a model call's row has after the ``canonical_key`` of its attempt.
+CALL_SUFFIXES: Final[Mapping[int, str]] = _CallSuffixes()
 
 
 def canonical_key(group_id: int, generation: int, attempt: int) -> str:
@@ -59,4 +85,4 @@ def staging_key(group_id: int, generation: int, attempt: int, call: int) -> str:
 def staging_keys(group_id: int, generation: int, attempt: int, calls: Iterable[int]) -> list[str]:
     """Return the data plane's keys of the rows of an attempt's model calls."""
     attempt_key = canonical_key(group_id, generation, attempt)
-    return [f"{attempt_key}.c{call}" for call in calls]
+    return [attempt_key + CALL_SUFFIXES[call] for call in calls]
