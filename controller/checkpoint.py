@@ -23,6 +23,7 @@ from kinlog.controller.checkpoint_directory import (
     JournalLacksRowsError,
     Target,
 )
+from kinlog.controller.checkpoint_failures import FailuresInARow
 from kinlog.controller.journal_keeping import JournalKeeper
 from kinlog.controller.retention import newest_anchor, newly_durable, outdated_rollouts, retain
 from kinlog.controller.runtime import Runtime, clear_group_rows
@@ -34,7 +35,7 @@ from kinlog.replay.checkpoints import DATA_PLANE_NAME, TRAINER_NAME, find_checkp
 from kinlog.replay.journal import needed_attempts
 from kinlog.replay.projection import project
 from kinlog.schemas.errors import CheckpointError, DataPlaneTimeoutError, KinlogError, LogWriteError
-from kinlog.schemas.events import CheckpointCommitted, CheckpointFailed, Position
+from kinlog.schemas.events import CheckpointCommitted, CheckpointFailed
 from kinlog.schemas.reasons import CheckpointKind, Reason
 
 __all__ = ["Checkpointer", "SavedCheckpoint", "checkpoint_name", "rollout_checkpoint_name"]
@@ -102,7 +103,7 @@ class Checkpointer:
         self._building: asyncio.Task[HeldFacts] | None = None
         self._given_up: set[Path] = set()
         self._compacting: asyncio.Task[None] | None = None
-        self._failed_in_a_row = 0
+        self._failures = FailuresInARow()
         self._recorded_seq = 0
         """The last event of this object's own."""
         self.last_seconds: float | None = None
@@ -121,7 +122,7 @@ class Checkpointer:
         LogWriteError
             The log failed: the run must stop.
         CheckpointError
-            Too many have failed in a row, of either kind: the run must stop.
+            Too many have failed in a row, of this kind or of both together: the run must stop.
         """
         async with self._one_at_a_time:
             return await self._save(Target(checkpoint_name(self._runtime.projection.train_step)))
@@ -187,20 +188,21 @@ class Checkpointer:
         except LogWriteError:
             raise
         except (KinlogError, OSError) as error:
-            self._failed_in_a_row += 1
+            self._failures.add(target.kind)
             problem = await self._record_failure(target.name, error)
         else:
-            self._failed_in_a_row = 0
+            self._failures.end(target.kind)
             problem, held_s = "", facts.held_s
-            await self._record(target, facts)
+            await self._record(target, facts, time.perf_counter() - started)
         seconds = time.perf_counter() - started
         if not problem and target.kind is CheckpointKind.TRAINER:
             self.last_seconds = seconds
         saved = SavedCheckpoint(target.name, seconds, held_s, problem)
         self._on_saved(saved)
-        if self._failed_in_a_row >= self._runtime.config.checkpointing.max_failures_in_a_row:
+        count, what = self._failures.count(target.kind)
+        if count >= self._runtime.config.checkpointing.max_failures_in_a_row:
             raise CheckpointError(
-                f"{self._failed_in_a_row} checkpoints in a row have failed, the last of them {target.name}: {problem}. "
+                f"{count} {what} in a row have failed, the last of them {target.name}: {problem}. "
                 "A crash would cost more with every hour: the run ends (checkpointing.max_failures_in_a_row). Correct the "
                 "cause, then resume it: it goes on from the checkpoint before."
             )
@@ -221,6 +223,8 @@ class Checkpointer:
             raise
         if not done:
             self._given_up.add(temporary)
+            # What it comes to in the end is of no interest, and asyncio would print it as an error that nobody saw.
+            self._building.add_done_callback(lambda task: task.cancelled() or task.exception())
             raise _TooLongError(f"the save took longer than {2 * limit_s:g} s")
         return self._building.result()
 
@@ -290,14 +294,14 @@ class Checkpointer:
                 position, p.train_step, p.weight_version, p.draw_cursor, time.perf_counter() - entered
             )
 
-    async def _record(self, target: Target, facts: HeldFacts) -> None:
-        """Record the checkpoint, then let go of what it makes superfluous."""
+    async def _record(self, target: Target, facts: HeldFacts, seconds: float) -> None:
+        """Record the checkpoint, which took so long to build, then let go of what it makes superfluous."""
         if target.anchorage is not None:
-            await self._record_rollout(target, target.anchorage, facts)
+            await self._record_rollout(target, target.anchorage, facts, seconds)
         else:
-            await self._record_trainer(target, facts)
+            await self._record_trainer(target, facts, seconds)
 
-    async def _record_trainer(self, target: Target, facts: HeldFacts) -> None:
+    async def _record_trainer(self, target: Target, facts: HeldFacts, seconds: float) -> None:
         """Let go of rows, forgotten groups, and all older checkpoints but those that are kept."""
         runtime = self._runtime
         p = runtime.projection
@@ -306,39 +310,45 @@ class Checkpointer:
         kept = retain(p, name=target.name, train_step=facts.train_step, keep=keep, present=present)
         durable = newly_durable(p, facts.train_step)
         async with runtime.barrier.cut("checkpoint_committed") as cut:
-            await self._commit(cut, target, facts.position, facts.train_step, kept.frontier_step)
+            await self._commit(cut, target, facts, seconds, facts.train_step, kept.frontier_step)
             # Their step can no longer be undone by a crash: a restart begins at this checkpoint, or at an older one
             # that has these rows in its own copy of the data plane.
             await clear_group_rows(runtime, cut, durable, Reason.STEP_DURABLE)
         try:
             await asyncio.to_thread(self._directories.prune, present - kept.names)
-            await asyncio.to_thread(self._journal.drop_unneeded, needed_attempts(p, kept.behind_seq))
+            await asyncio.to_thread(self._journal.note_ended)
+            needed = needed_attempts(p, kept.behind_seq)
+            await asyncio.to_thread(self._journal.drop_unneeded, needed)
         except OSError as error:
             _logger.warning("what a checkpoint makes superfluous could not all be removed: %s", error)
         self.compact(kept.behind_seq)
 
-    async def _record_rollout(self, target: Target, anchorage: Anchorage, facts: HeldFacts) -> None:
+    async def _record_rollout(
+        self, target: Target, anchorage: Anchorage, facts: HeldFacts, seconds: float
+    ) -> None:
         """Let go of older rollout checkpoints. No step becomes durable by this one: frontier, rows and journal stay."""
         runtime = self._runtime
         p = runtime.projection
         outdated = outdated_rollouts(p, present=self._directories.names())
         async with runtime.barrier.cut("checkpoint_committed") as cut:
-            await self._commit(cut, target, facts.position, anchorage.train_step, p.frontier_step)
+            await self._commit(cut, target, facts, seconds, anchorage.train_step, p.frontier_step)
         try:
             await asyncio.to_thread(self._directories.prune, outdated)
         except OSError as error:
             _logger.warning("older rollout checkpoints could not all be removed: %s", error)
 
     async def _commit(
-        self, cut: Cut, target: Target, position: Position, train_step: int, frontier_step: int
+        self, cut: Cut, target: Target, facts: HeldFacts, seconds: float, train_step: int, frontier_step: int
     ) -> None:
         """Record, durably, that a checkpoint is there."""
         event = CheckpointCommitted(
             name=target.name,
             checkpoint_kind=target.kind,
             train_step=train_step,
-            position=position,
+            position=facts.position,
             frontier_step=frontier_step,
+            duration_us=round(seconds * 1e6),
+            held_us=round(facts.held_s * 1e6),
         )
         ticket = self._runtime.ledger.commit(cut, event)
         self._recorded_seq = ticket.seq

@@ -12,7 +12,7 @@ from kinlog.lineage.journal import (
 from kinlog.lineage.journal_copy import copy_journal_segment
 from kinlog.lineage.store import Store
 from kinlog.replay.journal import Attempt
-from kinlog.schemas.errors import LogDamagedError
+from kinlog.schemas.errors import LogDamagedError, LogUnsupportedError
 
 __all__ = ["JournalKeeper"]
 
@@ -30,18 +30,27 @@ class JournalKeeper:
         self._of_the_dead = frozenset(filter(is_journal_segment, store.names(directory)))
         self._attempts: dict[str, frozenset[Attempt]] = {}
 
-    def drop_unneeded(self, needed: frozenset[Attempt]) -> list[str]:
-        """Remove the ended segments that hold no row of a needed attempt. Returns their names. Blocks on the disk.
+    def note_ended(self) -> None:
+        """Look which segments will get no more rows. Blocks on the disk.
 
-        A segment that does not verify stays: it is for people to look at.
+        This comes before it is decided what is needed: that decision knows nothing of attempts that begin after it, whose
+        rows may end a segment a moment later.
         """
-        unneeded = []
         for name in filter(is_journal_segment, self._store.names(self._directory)):
-            attempts = self._attempts.get(name)
-            if attempts is None:
-                attempts = self._read(name)
-            if attempts is not None and needed.isdisjoint(attempts):
-                unneeded.append(name)
+            if name not in self._attempts and (journal := self._scan(name)) is not None:
+                self._attempts_of(journal)
+
+    def drop_unneeded(self, needed: frozenset[Attempt]) -> list[str]:
+        """Remove the segments that are known to have ended and hold no row of a needed attempt. Returns their names. Blocks
+        on the disk.
+
+        A segment that does not verify stays: it is for people to look at. So does one that a newer kinlog wrote.
+        """
+        unneeded = [
+            name
+            for name in self._store.names(self._directory)
+            if name in self._attempts and needed.isdisjoint(self._attempts[name])
+        ]
         if unneeded:
             self._remove(unneeded)
         return unneeded
@@ -73,20 +82,15 @@ class JournalKeeper:
         self._store.sync_directory(target)
         return lacking
 
-    def _read(self, name: str) -> frozenset[Attempt] | None:
-        """Return the attempts in a segment, ``None`` while more may be appended to it."""
-        journal = self._scan(name)
-        if journal is not None:
-            self._attempts_of(journal)
-        return self._attempts.get(name)
-
     def _scan(self, name: str) -> ScannedJournal | None:
-        """Verify a segment; ``None`` when it is damaged."""
+        """Verify a segment; ``None`` when it is damaged, or of a newer kinlog."""
         for _ in range(2):  # one that is appended to may grow while it is read: damage is there to stay
             try:
                 return scan_journal(self._store, self._directory / name)
             except LogDamagedError:
                 continue
+            except LogUnsupportedError:
+                break
         return None
 
     def _attempts_of(self, journal: ScannedJournal) -> frozenset[Attempt]:

@@ -19,6 +19,9 @@ __all__ = ["ask_to_stop", "rest", "end_when_asked"]
 #: A checkpoint is begun when this many times the last one's seconds are left: saves differ, and one that is cut off is of
 #: no use.
 _CHECKPOINT_MARGIN = 1.25
+#: A save of the data plane that hangs keeps everybody out for as long as its own time-out. The end waits no longer than
+#: this for it: whoever told the run to stop will not.
+_GIVING_UP_LIMIT_S = 5.0
 
 
 def ask_to_stop(runtime: Runtime) -> None:
@@ -54,10 +57,10 @@ async def end_when_asked(runtime: Runtime, checkpointer: Checkpointer, *, grace_
     sealed_before = runtime.projection.sealed_total
     saved = await _save_in_time(runtime, checkpointer, deadline_s)
     await _until(runtime, deadline_s, lambda: _is_quiet(runtime) and runtime.stop.training_rests)
-    given_up = await _give_up_attempts(runtime)
+    given_up = await _give_up_in_time(runtime)
     raise PreemptedError(
         f"the run was told to stop, and has, at step {runtime.projection.train_step}: "
-        f"{runtime.projection.sealed_total - sealed_before} siblings were sealed and {given_up} attempts given up in the "
+        f"{runtime.projection.sealed_total - sealed_before} siblings were sealed and {given_up} in the "
         f"grace period; {saved}. Go on with: kinlog train CONFIG --run-dir {runtime.directory.path} --resume"
     )
 
@@ -69,15 +72,19 @@ async def _save_in_time(runtime: Runtime, checkpointer: Checkpointer, deadline_s
     # Without a measured one it is tried once nothing else is left to wait for.
     needed_s = _CHECKPOINT_MARGIN * (checkpointer.last_seconds or 0.0)
     begin_s = deadline_s - needed_s
+    clock_s = asyncio.get_running_loop().time
+    # Asked before the wait: a timer is always a little late, and what is begun then would always seem to be too late.
+    is_too_late = clock_s() > begin_s
     await _until(runtime, begin_s, lambda: _is_quiet(runtime) and runtime.stop.training_rests)
     save = _save_of_use(runtime, checkpointer)
     if save is None and not runtime.stop.training_rests:
         return "no checkpoint, since a step was still trained on"
     if save is None:
         return "no new checkpoint, since the last one and the row journal have everything"
-    now_s = asyncio.get_running_loop().time()
-    if now_s > begin_s or now_s >= deadline_s:
+    if is_too_late:
         return f"no checkpoint, since it would have taken {needed_s:.1f} s"
+    if clock_s() >= deadline_s:
+        return "no checkpoint, since there was no time left for one"
     try:
         async with asyncio.timeout_at(deadline_s) as limit:
             saved = await save()
@@ -117,6 +124,15 @@ async def _until(runtime: Runtime, deadline_s: float, condition: Callable[[], bo
             await runtime.changes.wait_for(lambda: True if condition() else None)
     except TimeoutError:
         return
+
+
+async def _give_up_in_time(runtime: Runtime) -> str:
+    """Give up what still runs, and say so."""
+    try:
+        async with asyncio.timeout(_GIVING_UP_LIMIT_S):
+            return f"{await _give_up_attempts(runtime)} attempts given up"
+    except TimeoutError:
+        return "no attempt given up, since a checkpoint kept everybody out"
 
 
 async def _give_up_attempts(runtime: Runtime) -> int:

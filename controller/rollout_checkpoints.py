@@ -1,7 +1,6 @@
 """When rollout checkpoints are taken: at an interval, and whenever somebody asks for one."""
 
 import asyncio
-from contextlib import suppress
 
 from kinlog.controller.checkpoint import Checkpointer, SavedCheckpoint
 from kinlog.controller.runtime import Runtime
@@ -85,5 +84,5 @@ class RolloutCheckpoints:
         finally:
             for task in (pause, asking):
                 task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+            # Waited for, and not awaited: their cancellation could not be told from this task's own, which must end it.
+            await asyncio.wait({pause, asking})

@@ -97,7 +97,8 @@ class RowJournal:
             self._segment.append(rows)
             if self._segment.size_bytes >= self._segment_bytes:
                 self._end()
-        except OSError as error:
+        except (OSError, MemoryError, pa.ArrowException) as error:
+            # Whatever it was, a frame may be half made: one more behind it would be no frame.
             self._failure = LogWriteError(
                 f"writing the row journal in {self._directory} failed: {error}. Nothing that was reported is lost. Free "
                 "or repair the disk, then resume the run."

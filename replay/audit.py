@@ -202,7 +202,8 @@ def _length_bias(account: Account, applied: Iterable[int]) -> LengthBias:
         for group_id, length in account.lengths_at_leaving.items()
         if group_id in account.dropped or group_id in account.parked
     ]
-    return measure_length_bias(left, trained)
+    unsealed = sum(g.with_group and g.attempt > 0 and not g.was_sealed for g in account.given_up)
+    return measure_length_bias(left, trained, unknown=unsealed)
 
 
 def _reward_windows(account: Account, wanted: int) -> tuple[RewardWindow | None, RewardWindow | None]:

@@ -114,7 +114,12 @@ def _lengths(audit: Audit) -> list[tuple[str, str]]:
         ("  left untrained", _median(bias.lost, bias.median_lost)),
         ("  trained on", _median(bias.trained, bias.median_trained)),
         ("  left is longer", bias.statistic),
+        ("  of unknown length", _unknown(bias.unknown)),
     ]
+
+
+def _unknown(siblings: int) -> str:
+    return f"{format_count(siblings, 'sibling')} left, begun and never sealed" if siblings else "0"
 
 
 def _median(groups: int, median: float | None) -> str:

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from importlib.metadata import version as package_version
+from itertools import groupby
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,6 +17,10 @@ from kinlog.workers.rows import StagedRow
 __all__ = ["PutStaged", "journalled", "open_journal"]
 
 PutStaged: TypeAlias = Callable[[Sequence[StagedRow]], Awaitable[None]]
+
+#: A frame takes no further attempt beyond so many tokens, about 100 MB: one write takes no more than 2 GiB, and a column
+#: no more than 2**31 tokens. Long rollouts of many siblings that end at once would come to that.
+_TOKENS_PER_FRAME = 8 * 1024 * 1024
 
 
 def open_journal(directory: Path, settings: RowJournalSettings) -> RowJournal:
@@ -37,7 +42,7 @@ def journalled(put: PutStaged, journal: RowJournal) -> PutStaged:
     """
 
     async def put_both(rows: Sequence[StagedRow]) -> None:
-        appending = asyncio.ensure_future(asyncio.to_thread(lambda: journal.append(rows_to_batch(rows))))
+        appending = asyncio.ensure_future(asyncio.to_thread(_append, journal, rows))
         try:
             await put(rows)
         finally:
@@ -45,3 +50,24 @@ def journalled(put: PutStaged, journal: RowJournal) -> PutStaged:
             await appending
 
     return put_both
+
+
+def _append(journal: RowJournal, rows: Sequence[StagedRow]) -> None:
+    for frame in _frames(rows):
+        journal.append(rows_to_batch(frame))
+
+
+def _frames(rows: Sequence[StagedRow]) -> Iterator[list[StagedRow]]:
+    """Cut rows into frames of bounded size. Those of one attempt stay together: a segment has all of them, or none."""
+    frame: list[StagedRow] = []
+    tokens = 0
+    for _, of_attempt in groupby(rows, key=lambda row: (row.group_id, row.generation, row.attempt)):
+        whole = list(of_attempt)
+        more = sum(len(row.token_ids) for row in whole)
+        if frame and tokens + more > _TOKENS_PER_FRAME:
+            yield frame
+            frame, tokens = [], 0
+        frame += whole
+        tokens += more
+    if frame:
+        yield frame

@@ -8,6 +8,7 @@ import pytest
 from kinlog_bench import Bench
 from kinlog_conformance import COHORT, Act, Given, living, reserved, worker_answers_late, worker_hangs
 from kinlog_fake_parts import FakeDataPlane, FakeParts
+from kinlog_interleavings import ChanceLoop, apart, ticks
 from kinlog_lives import Life, assert_conserved, first_life, history, next_life, replayed, run_config
 from kinlog_preemption import Preemption, preempted
 
@@ -153,6 +154,17 @@ def test_checkpoint_is_begun_as_late_as_its_measured_time_allows_when_something_
     assert "checkpoint step_000000" in came.said
 
 
+def test_checkpoint_is_begun_also_by_a_timer_that_is_late_as_every_real_one_is(monkeypatch):
+    def time(loop: ChanceLoop) -> float:
+        loop._now_s += 1e-6
+        return loop._now_s
+
+    monkeypatch.setattr(ChanceLoop, "time", time)
+    came = saving(takes_s=4, measured_s=4, hangs=True)
+    assert came.saves_after_s == (pytest.approx(5, abs=0.01),)
+    assert "checkpoint step_000000" in came.said
+
+
 def test_checkpoint_that_takes_longer_than_there_is_time_is_not_begun():
     came = saving(takes_s=9, measured_s=9, hangs=True)
     assert (came.saves_after_s, came.took_s) == ((), 10)
@@ -161,7 +173,9 @@ def test_checkpoint_that_takes_longer_than_there_is_time_is_not_begun():
 
 def test_checkpoint_that_nobody_has_measured_is_tried_once_nothing_else_is_left_to_wait_for():
     assert saving(takes_s=2, measured_s=None, hangs=False).saves_after_s == (0,)
-    assert saving(takes_s=2, measured_s=None, hangs=True).saves_after_s == ()
+    came = saving(takes_s=2, measured_s=None, hangs=True)
+    assert came.saves_after_s == ()
+    assert "no checkpoint, since there was no time left for one" in came.said
 
 
 def test_checkpoint_that_hangs_is_cut_off_at_the_end_of_the_grace_period():
@@ -219,6 +233,25 @@ def test_checkpoint_that_is_one_failure_too_many_does_not_hide_why_the_run_ended
         await end_when_asked(bench.runtime, OneTooMany(), grace_s=10)  # type: ignore[arg-type]
 
     Given().when(end).then(raises=(PreemptedError, "no checkpoint: 3 checkpoints in a row have failed"))
+
+
+def test_save_of_another_that_hangs_with_everybody_kept_out_does_not_hold_up_the_end():
+    came = Preemption()
+
+    async def keep_out(bench: Bench) -> None:
+        async def hold() -> None:
+            async with bench.runtime.barrier.exclusive("checkpoint"):
+                await asyncio.sleep(1000)
+
+        holding = apart(hold())
+        await ticks()
+        await preempted(grace_s=10, then=came)(bench)
+        holding.cancel()
+        await asyncio.gather(holding, return_exceptions=True)
+
+    Given(*generating_still()).when(keep_out).then()
+    assert came.took_s == 15
+    assert "no attempt given up, since a checkpoint kept everybody out" in came.said
 
 
 def test_log_that_fails_is_no_preemption():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from kinlog_fake_parts import FakeDataset, FakeParts
+from kinlog_journal_parts import JournalledParts
 from kinlog_lives import (
     assert_conserved,
     events_of,
@@ -17,9 +18,11 @@ from kinlog_lives import (
 from kinlog.schemas import events as e
 from kinlog.schemas.errors import (
     DataPlaneError,
+    LogWriteError,
     RolloutsFailError,
 )
-from kinlog.schemas.orders import FinalizeRejected
+from kinlog.schemas.events import SiblingSealed
+from kinlog.schemas.orders import FinalizeRejected, RolloutOrder
 from kinlog.schemas.reasons import Granularity, Partition, Reason, Validity
 
 
@@ -75,6 +78,28 @@ async def test_lost_worker_costs_one_attempt(tmp_path: Path):
     life = await (await first_life(tmp_path / "run", parts=parts)).train()
     assert life.p.superseded == {Reason.WORKER_LOST: 1}
     assert_conserved(life.p)
+
+
+async def test_worker_whose_row_journal_fails_ends_the_run_and_costs_no_sealed_sibling(tmp_path: Path):
+    parts = JournalledParts(tmp_path / "run")
+
+    def fill_the_disk(parts: FakeParts) -> None:
+        def answer(order: RolloutOrder) -> SiblingSealed:
+            raise LogWriteError("writing the row journal failed: No space left on device")
+
+        parts.pool.answers[5, 2, 1] = answer
+
+    parts.prepare = fill_the_disk
+    life = await first_life(tmp_path / "run", parts=parts)
+    with pytest.raises(LogWriteError, match="the row journal failed: No space left"):
+        await life.controller.run()
+    await life.controller.close(cleanly=False)
+    sealed = {(s.group_id, s.generation) for s in events_of(tmp_path / "run", e.SiblingSealed)}
+    assert sealed
+    again = await next_life(tmp_path / "run", parts=JournalledParts(tmp_path / "run"))
+    await again.train()
+    assert sealed.isdisjoint(again.parts.pool.attempts())
+    assert_conserved(again.p)
 
 
 async def test_spent_retry_budget_parks_the_group_and_training_goes_on(tmp_path: Path):

@@ -54,9 +54,12 @@ class Taking:
 
     async def pass_time(self) -> None:
         """Let the pause that is going on be over."""
+        self.end_pause()
+        await ticks(20)
+
+    def end_pause(self) -> None:
         self._over.set()
         self._over = asyncio.Event()
-        await ticks(20)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[None]]:
@@ -83,6 +86,22 @@ async def test_one_is_taken_at_each_interval_in_which_anything_was_recorded():
         taking.bench.story.reserve()
         await taking.pass_time()
         assert len(taking.checkpointer.saved) == 3
+
+
+@pytest.mark.parametrize("later", range(8))
+async def test_run_that_ends_just_when_a_pause_does_is_not_held_up(later: int):
+    taking = Taking(every_s=60.0)
+    task = asyncio.create_task(taking.checkpoints.run())
+    await ticks(20)
+    taking.end_pause()
+    await ticks(later)
+    task.cancel()
+    await ticks(20)
+    heeded = task.done()
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    assert heeded
 
 
 async def test_without_an_interval_they_are_taken_when_asked_for_only():

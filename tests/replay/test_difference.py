@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from kinlog_run_fixtures import Chance, DiskRun, small_run
+from kinlog_run_fixtures import Chance, DiskRun
 from msgspec.structs import replace
 
 from kinlog.lineage.scan import scan_log
@@ -48,14 +48,6 @@ def test_step_that_a_restart_undid_is_told_as_it_was_trained_again(tmp_path: Pat
     after = examples_of(run)
     assert list(after) == [1, 2, 3, 4]
     assert after[4].seq > before[4].seq
-
-
-def test_one_step_alone_is_told_as_among_all(steps: dict[int, StepExamples], tmp_path: Path):
-    run = small_run(tmp_path / "run")
-    records = list(scan_log(run.directory.log).events())
-    every = trained_examples(records, Projection())
-    for step in every:
-        assert trained_examples(records, Projection(), step=step) == {step: every[step]}
 
 
 def test_run_is_the_same_as_itself_whatever_the_attempts_were(steps: dict[int, StepExamples]):

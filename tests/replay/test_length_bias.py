@@ -51,6 +51,44 @@ def test_losing_the_short_ones_or_all_alike_is_not():
     assert not measure_length_bias([2.0] * 50, [2.0] * 50).found
 
 
-def test_a_few_say_nothing():
-    bias = measure_length_bias([100.0] * 7, [1.0] * 100)
-    assert (bias.superiority, bias.found, bias.median_lost) == (None, False, 100.0)
+@given(st.permutations(range(10)), st.integers(1, 7))
+def test_small_samples_are_compared_exactly(lengths: list[int], lost: int):
+    """Against all ways to take so many of the same lengths."""
+    found = measure_length_bias(lengths[:lost], lengths[lost:])
+    superiorities = [
+        measure_length_bias(chosen, [n for n in range(10) if n not in chosen]).superiority
+        for chosen in combinations(range(10), lost)
+    ]
+    as_high = sum(s is not None and s >= (found.superiority or 0) for s in superiorities)
+    assert found.p_value == pytest.approx(as_high / len(superiorities))
+
+
+@given(st.lists(st.integers(0, 3), min_size=9, max_size=9), st.integers(1, 4))
+def test_ties_of_small_samples_never_make_a_bias_more_likely(lengths: list[int], lost: int):
+    found = measure_length_bias(lengths[:lost], lengths[lost:])
+    superiorities = [
+        measure_length_bias([lengths[i] for i in chosen], [lengths[i] for i in range(9) if i not in chosen])
+        for chosen in combinations(range(9), lost)
+    ]
+    as_high = sum((s.superiority or 0) >= (found.superiority or 0) for s in superiorities)
+    assert (found.p_value or 0) >= as_high / len(superiorities) - 1e-9
+
+
+def test_losing_only_a_few_is_found_when_they_are_the_longest_of_many():
+    bias = measure_length_bias([900.0, 950.0, 990.0], [float(n) for n in range(100)])
+    assert bias.p_value == pytest.approx(6 / (103 * 102 * 101))
+    assert bias.found
+    # The same three in the middle say nothing.
+    assert not measure_length_bias([40.0, 50.0, 60.0], [float(n) for n in range(100)]).found
+
+
+def test_one_that_left_is_no_bias_among_few_however_long_it_was():
+    bias = measure_length_bias([10_000.0], [float(n) for n in range(100)])
+    assert (bias.superiority, bias.p_value, bias.found) == (1.0, pytest.approx(1 / 101), False)
+
+
+def test_without_a_length_on_either_side_there_is_nothing_to_compare():
+    for lost, trained in (([], [1.0]), ([100.0], [])):
+        bias = measure_length_bias(lost, trained, unknown=3)
+        assert (bias.superiority, bias.p_value, bias.found, bias.unknown) == (None, None, False, 3)
+        assert bias.statistic == "nothing to compare"

@@ -15,7 +15,7 @@ from kinlog.schemas.codec import (
     MAX_PAYLOAD_BYTES,
     decode_event,
     decode_events,
-    decode_integers,
+    decode_field,
     encode_event,
     payload_fields,
 )
@@ -56,7 +56,7 @@ def test_one_number_of_many_payloads_is_read_without_the_rest(events):
     payloads = [encode_event(event).payload for event in events]
     for field in ("max_weight_version", "prompt_tokens", "completion_tokens"):
         expected = [getattr(event, field) for event in events]
-        assert decode_integers(e.SiblingSealed, field, payloads) == expected
+        assert decode_field(e.SiblingSealed, field, payloads) == expected
 
 
 @given(any_events())

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from kinlog_interleavings import ticks
 from kinlog_lives import run_config
 from msgspec.structs import replace
 
@@ -88,6 +89,8 @@ async def test_attempt_whose_rows_are_being_put_is_reported_all_the_same(attache
     running = asyncio.create_task(attached.worker.run(attached.order(0)))
     await attached.putting.wait()
     await attached.worker.abort(0, 0, 1)
+    await ticks()
+    assert not running.done(), "nothing is reported before its rows are there"
     attached.may_put.set()
     assert isinstance(await running, SiblingSealed)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kinlog_stores import FaultyStore
 
 from kinlog.lineage.journal import RowJournal, journal_batches, journal_identities, scan_journal
 from kinlog.lineage.segment import SegmentEnd
@@ -133,12 +134,18 @@ def test_token_that_does_not_fit_is_refused_and_not_bent():
         rows_to_batch([row(1, token=2**31)])
 
 
-def test_failed_write_fails_everything_after_it(tmp_path: Path):
-    class FullDisk(LocalStore):
-        def create(self, path: Path):
-            raise OSError(28, "No space left on device")
+@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), MemoryError()])
+def test_failed_write_fails_everything_after_it(tmp_path: Path, failure: Exception):
+    store = FaultyStore()
+    journal = journal_in(tmp_path, store=store)
+    journal.append(rows_to_batch([row(1)]))
 
-    journal = journal_in(tmp_path, store=FullDisk())
+    def fail(operation: str, path: Path) -> None:
+        raise failure
+
+    store.before = fail
     for _ in range(2):
         with pytest.raises(LogWriteError, match="Nothing that was reported is lost"):
-            journal.append(rows_to_batch([row(1)]))
+            journal.append(rows_to_batch([row(2)]))
+        store.before = lambda operation, path: None
+    assert digests(read_back(tmp_path)) == digests([row(1)])
