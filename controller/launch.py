@@ -10,11 +10,14 @@ from typing import Any
 import ray
 
 from kinlog.controller.checkpoint import SavedCheckpoint
+from kinlog.controller.metrics_run import refuse_missing_extra
 from kinlog.controller.overrides import refuse_unknown_overrides
+from kinlog.controller.progress import checkpoint_line, step_line
+from kinlog.controller.progress_output import ProgressOutput
 from kinlog.controller.samplers import build_sampler
 from kinlog.controller.single_controller import RunStatus, SingleController
 from kinlog.controller.stop_signals import StopSignals
-from kinlog.controller.watching import say, watch
+from kinlog.controller.watching import News, watch
 from kinlog.lineage.log import lock_log
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.replay.checkpoints import MANIFEST_NAME
@@ -44,7 +47,7 @@ class ControllerActor:
         # Here and not at the top: the process that starts the run imports this module too, and has no use for torch.
         from kinlog.controller.ray_parts import RayParts
 
-        self._lines: list[str] = []
+        self._news: list[News] = []
         self._controller = SingleController(
             config,
             RunDirectory(directory),
@@ -55,9 +58,12 @@ class ControllerActor:
 
     async def start(self) -> None:
         await self._controller.start()
+        self._say_where_metrics_are()
 
     async def resume(self, checkpoint: str | None, discard_rollouts: bool) -> RecoveryReport:
-        return await self._controller.resume(checkpoint=checkpoint, discard_rollouts=discard_rollouts)
+        report = await self._controller.resume(checkpoint=checkpoint, discard_rollouts=discard_rollouts)
+        self._say_where_metrics_are()
+        return report
 
     async def run(self) -> None:
         await self._controller.run()
@@ -68,30 +74,24 @@ class ControllerActor:
     async def checkpoint(self) -> None:
         await self._controller.checkpoint()
 
-    async def news(self) -> tuple[list[str], RunStatus]:
+    async def news(self) -> tuple[list[News], RunStatus]:
         """Return what happened since the last call, line by line, and a glance at the run."""
-        lines, self._lines = self._lines, []
-        return lines, self._controller.status()
+        news, self._news = self._news, []
+        return news, self._controller.status()
 
     async def close(self, *, cleanly: bool) -> None:
         await self._controller.close(cleanly=cleanly)
 
     def _on_step(self, metrics: TrainMetrics) -> None:
-        status = self._controller.status()
-        alive = ", ".join(f"{count} {phase}" for phase, count in status.phases.items())
-        self._lines.append(
-            f"step {metrics.train_step:3d}/{status.max_steps}  reward {metrics.mean_raw_reward:.3f}  "
-            f"shaped {metrics.mean_shaped_reward:.3f}  loss {metrics.loss:+.4f}  "
-            f"applied {status.applied} of {status.drawn} groups  alive: {alive or 'none'}"
-        )
+        self._news.append(News(step_line(metrics, self._controller.status())))
 
     def _on_checkpoint(self, saved: SavedCheckpoint) -> None:
-        if saved.problem:
-            self._lines.append(f"checkpoint {saved.name} FAILED, the previous one stands: {saved.problem}")
-        else:
-            self._lines.append(
-                f"checkpoint {saved.name} in {saved.seconds:.2f} s, of which everything was held for {saved.held_s:.2f} s"
-            )
+        self._news.append(News(checkpoint_line(saved), is_problem=bool(saved.problem)))
+
+    def _say_where_metrics_are(self) -> None:
+        address = self._controller.metrics.address
+        if address is not None:
+            self._news.append(News(f"metrics are served at {address}"))
 
 
 def train(
@@ -101,6 +101,7 @@ def train(
     run_dir: Path | None = None,
     checkpoint: str | None = None,
     discard_rollouts: bool = False,
+    quiet: bool = False,
 ) -> int:
     """Start a run, or resume it, and watch it to its end. Prints progress. Returns the exit code.
 
@@ -116,6 +117,8 @@ def train(
         With ``resume``: an explicit checkpoint to go back to, or ``start``.
     discard_rollouts:
         With ``resume``: keep every prompt, and have what was generated and not trained on generated again.
+    quiet:
+        Print only what goes wrong, and what a restart came to.
 
     Raises
     ------
@@ -125,24 +128,26 @@ def train(
         The run cannot be started, or failed.
     """
     config = load_config(config_path)
+    refuse_missing_extra(config.metrics)
     # What is wrong with dataset, agents or sampler is said before anything is started.
     directory = RunDirectory((run_dir or Path(config.run_dir)).resolve())
     refuse_unknown_overrides(config.rollout_recovery, open_dataset(config))
     build_sampler(config.sampler, groups_per_step=config.trainer.groups_per_step)
     if resume and not config.rollout_recovery.enabled:
         raise ConfigError(f"{config_path}: rollout_recovery.enabled is false, so the run cannot be resumed")
-    _check_run(directory, resume=resume)
-    with _ray_cluster(config):
+    output = ProgressOutput(quiet=quiet)
+    _check_run(directory, output, resume=resume)
+    with output, _ray_cluster(config, output):
         actor: Any = (
             ray.remote(ControllerActor).options(num_cpus=0, max_concurrency=64).remote(config, directory.path)
         )
         signals = StopSignals()
         with signals.heeded():  # within the cluster: Ray sets handlers of its own when it starts
             begin = actor.resume.remote(checkpoint, discard_rollouts) if resume else actor.start.remote()
-            return watch(actor, begin, signals)
+            return watch(actor, begin, signals, output)
 
 
-def _check_run(directory: RunDirectory, *, resume: bool) -> None:
+def _check_run(directory: RunDirectory, output: ProgressOutput, *, resume: bool) -> None:
     """Refuse in seconds what would be refused in the end: a cluster takes a while to build."""
     if (directory.path / MANIFEST_NAME).exists():
         raise CheckpointError(
@@ -166,11 +171,11 @@ def _check_run(directory: RunDirectory, *, resume: bool) -> None:
         raise RunExistsError(
             f"{directory.path} already holds a run. Go on with it (--resume), or choose another directory (--run-dir)."
         )
-    say(f"run {scan.run_id} in {directory.path}: log verified up to seq {scan.end.seq}")
+    output.say(f"run {scan.run_id} in {directory.path}: log verified up to seq {scan.end.seq}")
 
 
 @contextmanager
-def _ray_cluster(config: RunConfig) -> Iterator[None]:
+def _ray_cluster(config: RunConfig, output: ProgressOutput) -> Iterator[None]:
     began = time.perf_counter()
     ray.init(
         num_cpus=required_cpus(config.data_plane) + 1,
@@ -180,7 +185,7 @@ def _ray_cluster(config: RunConfig) -> Iterator[None]:
         log_to_driver=False,
         runtime_env={"env_vars": dict(TQ_ENVIRONMENT)},
     )
-    say(f"Ray started in {time.perf_counter() - began:.1f} s")
+    output.say(f"Ray started in {time.perf_counter() - began:.1f} s")
     try:
         yield
     finally:

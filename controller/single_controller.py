@@ -16,6 +16,7 @@ from kinlog.controller.changes import Changes
 from kinlog.controller.checkpoint import Checkpointer, SavedCheckpoint
 from kinlog.controller.group_driver import GroupDriver
 from kinlog.controller.journal_keeping import JournalKeeper
+from kinlog.controller.metrics_run import RunMetrics
 from kinlog.controller.overrides import refuse_unknown_overrides
 from kinlog.controller.preemption import ask_to_stop, end_when_asked
 from kinlog.controller.prompt_source import prompts_of
@@ -63,6 +64,14 @@ class RunStatus(msgspec.Struct, frozen=True):
     sealed_tokens_total: int
     appended_seq: int
     durable_seq: int
+    mean_staleness: float
+    max_staleness: int
+    """Weight versions that the oldest tokens of live groups are behind."""
+    tokens_per_second: float
+    """Completion tokens sealed over the last minute."""
+    seconds_per_step: float | None
+    eta_s: float | None
+    """Until the last step; ``None`` while the pace is not known."""
 
 
 class SingleController:
@@ -114,6 +123,7 @@ class SingleController:
         self._runtime: Runtime | None = None
         self._checkpointer: Checkpointer | None = None
         self._rollout_checkpoints: RolloutCheckpoints | None = None
+        self.metrics = RunMetrics(config.metrics, directory)
 
     async def start(self) -> None:
         """Begin a new run.
@@ -122,9 +132,12 @@ class SingleController:
         ------
         RunExistsError
             The directory already holds one.
+        ConfigError, MissingExtraError
+            Metrics cannot be given out as configured.
         StalledError
             A phase of the start took too long.
         """
+        self.metrics.open()
         # The log comes last: what fails before it leaves no run behind.
         self._data_plane = await self._start_data_plane()
         workers = await self._start_phase("attaching the workers", self._parts.start_workers())
@@ -198,11 +211,13 @@ class SingleController:
 
         Raises
         ------
-        RunNotFoundError, RunLockedError, LogDamagedError, CheckpointError, RowsMissingError, ConfigError, DatasetError
+        RunNotFoundError, RunLockedError, LogDamagedError, CheckpointError, RowsMissingError, ConfigError, DatasetError,
+        MissingExtraError
             The run cannot be resumed. Nothing of it was changed.
         StalledError
             A phase of the restart took too long. Nothing of the run was changed.
         """
+        self.metrics.open()
         times = PhaseTimes()
         if not self._directory.log.is_dir():
             raise RunNotFoundError(f"{self._directory.path} holds no run")
@@ -262,6 +277,7 @@ class SingleController:
                 await self._write_restart(runtime, cut, restored)
         # A run that is killed again and again, before it gets to a checkpoint, must not leave more files each time.
         self._checkpointer.compact()
+        self.metrics.recovered(times.seconds)
         manifest = point.manifest
         return build_report(
             restored.plan,
@@ -304,7 +320,9 @@ class SingleController:
         runtime = Runtime(
             config=self._config,
             directory=self._directory,
-            ledger=Ledger(projection, opened.writer, _clock_us, self._changes.notify),
+            ledger=Ledger(
+                projection, opened.writer, _clock_us, self._changes.notify, observe=self.metrics.observe
+            ),
             barrier=self._barrier,
             changes=self._changes,
             budget=WorkerBudget(self._config.rollout.max_inflight_siblings),
@@ -317,6 +335,7 @@ class SingleController:
             clock_us=_clock_us,
         )
         self._runtime = runtime
+        self.metrics.attach(runtime, run_id=opened.scan.run_id, version=self._version)
         self._checkpointer = Checkpointer(
             runtime,
             self._store,
@@ -356,6 +375,7 @@ class SingleController:
             sleep=runtime.sleep,
         )
         preemption = end_when_asked(runtime, self._checkpointer, grace_s=settings.preemption_grace_s)
+        given_out = [("metrics", self.metrics.run())] if self.metrics.enabled else []
         try:
             await supervise(
                 [
@@ -363,8 +383,9 @@ class SingleController:
                     ("health probe", health),
                     ("watchdog", watch_progress(runtime, stall_timeout_s=settings.stall_timeout_s)),
                     ("rollout", RolloutPump(runtime, driver).run()),
-                    ("train", TrainPump(runtime, self._checkpointer, self._on_step).run()),
+                    ("train", TrainPump(runtime, self._checkpointer, self._stepped).run()),
                     ("rollout checkpoints", self._rollout_checkpoints.run()),
+                    *given_out,
                 ],
                 until="train",
             )
@@ -372,6 +393,10 @@ class SingleController:
             self._rollout_checkpoints.close()
             await driver.close()
             await self._checkpointer.close()
+
+    def _stepped(self, metrics: TrainMetrics) -> None:
+        self.metrics.stepped(metrics)
+        self._on_step(metrics)
 
     async def checkpoint(self) -> SavedCheckpoint:
         """Take a rollout checkpoint as soon as possible, and return what it came to.
@@ -393,13 +418,16 @@ class SingleController:
         """Return a glance at the run."""
         assert self._runtime is not None, "start() or resume() comes first"
         p, writer = self._runtime.projection, self._runtime.ledger.writer
+        live = list(p.live_groups())
         phases: dict[str, int] = {}
-        siblings = [sibling for group in p.live_groups() for sibling in group.siblings.values()]
-        for group in p.live_groups():
+        for group in live:
             phases[group.phase.value] = phases.get(group.phase.value, 0) + 1
+        siblings = [sibling for group in live for sibling in group.siblings.values()]
+        behind = [p.weight_version - group.min_weight_version for group in live]
+        now_us, max_steps = self._runtime.clock_us(), self._config.trainer.max_steps
         return RunStatus(
             train_step=p.train_step,
-            max_steps=self._config.trainer.max_steps,
+            max_steps=max_steps,
             weight_version=p.weight_version,
             phases=phases,
             running_siblings=sum(sibling.running for sibling in siblings),
@@ -410,6 +438,11 @@ class SingleController:
             sealed_tokens_total=p.sealed_tokens_total,
             appended_seq=writer.last_seq,
             durable_seq=writer.acknowledged_seq,
+            mean_staleness=sum(behind) / len(behind) if behind else 0.0,
+            max_staleness=max(behind, default=0),
+            tokens_per_second=self.metrics.tokens_per_second(now_us),
+            seconds_per_step=self.metrics.pace.seconds_per_step,
+            eta_s=self.metrics.pace.seconds_to(max_steps, now_us=now_us),
         )
 
     async def close(self, *, cleanly: bool) -> None:
@@ -423,6 +456,7 @@ class SingleController:
                         self._runtime.ledger.commit(cut, WriterClosed())
                 await asyncio.to_thread(self._opened.close)
         finally:
+            await asyncio.to_thread(self.metrics.close)
             if self._data_plane is not None:
                 await self._data_plane.close()
 

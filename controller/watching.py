@@ -2,22 +2,31 @@
 
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import RayTaskError
 
+from kinlog.controller.progress import restart_line, status_line
+from kinlog.controller.progress_output import ProgressOutput
 from kinlog.controller.stop_signals import StopSignals
 from kinlog.replay.report import render_report
 from kinlog.schemas.errors import KinlogError, PreemptedError, WorkerLostError
 
-__all__ = ["watch", "say"]
+__all__ = ["News", "watch"]
 
 _POLL_S = 0.5
 _CLOSE_LIMIT_S = 60.0
 
 
-def watch(actor: Any, begin: Any, signals: StopSignals) -> int:
+class News(NamedTuple):
+    """A line about what happened."""
+
+    text: str
+    is_problem: bool = False
+
+
+def watch(actor: Any, begin: Any, signals: StopSignals, output: ProgressOutput) -> int:
     """Watch a run to its end, and close it. Returns the exit code.
 
     Parameters
@@ -28,6 +37,8 @@ def watch(actor: Any, begin: Any, signals: StopSignals) -> int:
         Reference of what its start, or its restart, answers: a restart's is the report.
     signals:
         Heeded by the caller.
+    output:
+        Where to say what happens.
 
     Raises
     ------
@@ -37,24 +48,25 @@ def watch(actor: Any, begin: Any, signals: StopSignals) -> int:
     try:
         report = _answer(begin, signals, allowed=0)
         if report is not None:
-            say(render_report(report))
-        say("training")
-        _watch_training(actor, signals)
+            output.say(render_report(report))
+            output.insist(restart_line(report))
+        output.say("training")
+        _watch_training(actor, signals, output)
     except _EndedAtOnceError:
         raise PreemptedError(
             f"{signals.first} ended the run at once. Nothing sealed is lost: resume it, or start it again if it had not begun"
         ) from None
     except PreemptedError:
-        _close(actor, signals, cleanly=True)
+        _close(actor, signals, output, cleanly=True)
         raise
     except BaseException:
-        _close(actor, signals, cleanly=False)
+        _close(actor, signals, output, cleanly=False)
         raise
-    _close(actor, signals, cleanly=True)
+    _close(actor, signals, output, cleanly=True)
     return 0
 
 
-def _watch_training(actor: Any, signals: StopSignals) -> None:
+def _watch_training(actor: Any, signals: StopSignals, output: ProgressOutput) -> None:
     running = actor.run.remote()
     told = False
     asked, saving = 0, []
@@ -65,26 +77,27 @@ def _watch_training(actor: Any, signals: StopSignals) -> None:
             raise _EndedAtOnceError
         if signals.count and not told:
             told = True
-            say(f"{signals.first}: finishing what is under way. Once more, and it ends at once.")
+            output.insist(f"{signals.first}: finishing what is under way. Once more, and it ends at once.")
             _answer(actor.preempt.remote(), signals)
         if signals.checkpoints > asked:
             asked = signals.checkpoints
             saving.append(actor.checkpoint.remote())
-        saving = [reference for reference in saving if not _said_why_not(reference)]
-        lines, _ = _answer(actor.news.remote(), signals)
-        for line in lines:
-            say(line)
+        saving = [reference for reference in saving if not _said_why_not(reference, output)]
+        news, status = _answer(actor.news.remote(), signals)
+        for line in news:
+            (output.insist if line.is_problem else output.say)(line.text)
+        output.show(status_line(status))
     _get(running)
 
 
-def _said_why_not(saving: Any) -> bool:
+def _said_why_not(saving: Any, output: ProgressOutput) -> bool:
     """Whether a checkpoint that was asked for has come to something: news tell of one that was tried."""
     if not ray.wait([saving], timeout=0)[0]:
         return False
     try:
         _get(saving)
     except KinlogError as error:
-        say(f"no checkpoint was taken: {error}")
+        output.insist(f"no checkpoint was taken: {error}")
     return True
 
 
@@ -100,21 +113,21 @@ def _answer(reference: Any, signals: StopSignals, *, allowed: int = 1) -> Any:
     return _get(reference)
 
 
-def _close(actor: Any, signals: StopSignals, *, cleanly: bool) -> None:
+def _close(actor: Any, signals: StopSignals, output: ProgressOutput, *, cleanly: bool) -> None:
     """Close a run, without masking the failure that is on its way to the user."""
     failing = sys.exc_info()[0] is not None
     deadline_s = time.monotonic() + _CLOSE_LIMIT_S
     closing = actor.close.remote(cleanly=cleanly)
     while not ray.wait([closing], timeout=_POLL_S)[0]:
         if signals.count > 1 or time.monotonic() > deadline_s:
-            say("it does not close: left as it is, which a resume puts right")
+            output.insist("it does not close: left as it is, which a resume puts right")
             return
     try:
         _get(closing)
     except Exception as error:
         if not failing:
             raise
-        say(f"while closing: {error!r}")
+        output.insist(f"while closing: {error!r}")
 
 
 def _get(reference: Any) -> Any:
@@ -130,8 +143,3 @@ def _get(reference: Any) -> Any:
         raise WorkerLostError(
             "the controller died. Resume the run: nothing sealed before the last checkpoint is lost."
         ) from error
-
-
-def say(text: str) -> None:
-    """Print a line of the command's output."""
-    print(text, flush=True)  # noqa: T201 - this is the command's output

@@ -78,6 +78,11 @@ class WorkerBudget:
     def in_use(self) -> int:
         return self._slots - self._free
 
+    @property
+    def waiting(self) -> dict[Work, int]:
+        """How many requests wait."""
+        return {work: len(queue) for work, queue in self._waiting.items()}
+
     @asynccontextmanager
     async def take(self, slots: int = 1, work: Work = Work.FRESH) -> AsyncIterator[HeldSlots]:
         """Hold ``slots`` of the budget for the length of the block, and those that calls occupy until these have ended.

@@ -87,21 +87,27 @@ def find_header(data: memoryview, start: int, limit: int | None = None) -> tuple
     return start + found.start(), FrameHeader(*(int(group, 16) for group in found.groups()))
 
 
-def verify_frame(data: memoryview, offset: int, seed: int = 0) -> FrameHeader | None:
+def verify_frame(data: memoryview, offset: int, seed: int = 0, *, origin: int = 0) -> FrameHeader | None:
     """Return the header of the frame at ``offset`` if its every byte is as written, else ``None``.
 
     Whether it belongs at this place of the chain is for the caller to compare.
+
+    Parameters
+    ----------
+    origin:
+        Where in its file ``data`` begins: only the frame has to be in it.
     """
     found = find_header(data, offset, _SEARCH_BYTES)
     if found is None:
         return None
     at, header = found
-    if header.offset != offset or header.length < len(PLACEHOLDER) or header.end > len(data):
+    end = header.end - origin
+    if header.offset - origin != offset or header.length < len(PLACEHOLDER) or end > len(data):
         return None
     sum_at = at + len(PLACEHOLDER) - _SUM_BYTES
-    if sum_at + _SUM_BYTES > header.end:
+    if sum_at + _SUM_BYTES > end:
         return None
     checksum = zlib.crc32(data[offset:sum_at], seed)
     checksum = zlib.crc32(_NO_SUM, checksum)
-    checksum = zlib.crc32(data[sum_at + _SUM_BYTES : header.end], checksum)
+    checksum = zlib.crc32(data[sum_at + _SUM_BYTES : end], checksum)
     return header if checksum == header.checksum else None

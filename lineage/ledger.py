@@ -4,7 +4,7 @@ Every change is decided, folded and appended in one call that never awaits, so n
 ``Cut``: the capability to change lineage and data plane together, which the controller's barrier hands out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kinlog.lineage.admission import check_append
@@ -34,7 +34,20 @@ class Ledger:
         writer: LogWriter,
         clock_us: Callable[[], int],
         on_commit: Callable[[], None] = lambda: None,
+        observe: Callable[[Sequence[RecordedEvent]], None] = lambda records: None,
     ) -> None:
+        """Begin at the log's end.
+
+        Parameters
+        ----------
+        clock_us:
+            Wall clock, microseconds since 1970-01-01 UTC.
+        on_commit:
+            Called after each commit.
+        observe:
+            Shown what each commit recorded, once it is folded and on its way to the disk. It may look at the projection,
+            and changes nothing.
+        """
         if projection.last_seq != writer.last_seq:
             raise ValueError(
                 f"the projection is at seq {projection.last_seq}, the log at seq {writer.last_seq}: fold the tail first"
@@ -44,6 +57,7 @@ class Ledger:
         self._writer = writer
         self._clock_us = clock_us
         self._on_commit = on_commit
+        self._observe = observe
         self._broken: BaseException | None = None
 
     @property
@@ -72,12 +86,15 @@ class Ledger:
             raise LogWriteError(f"the ledger is broken by an earlier error: {self._broken}") from self._broken
         encoded = [encode_event(event) for event in events]
         check_append(encoded)
-        decoded = [decode_event(row) for row in encoded]
         time_us = self._clock_us()
-        seq = self.projection.last_seq
-        for place, event in enumerate(decoded):
+        seq, epoch = self.projection.last_seq, self._writer.epoch
+        records = [
+            RecordedEvent(seq + 1 + place, epoch, time_us, decode_event(row))
+            for place, row in enumerate(encoded)
+        ]
+        for place, record in enumerate(records):
             try:
-                fold(self.projection, RecordedEvent(seq + 1 + place, self._writer.epoch, time_us, event))
+                fold(self.projection, record)
             except BaseException as error:
                 if place:
                     self._broken = error
@@ -87,6 +104,7 @@ class Ledger:
         except BaseException as error:
             self._broken = error
             raise
+        self._observe(records)
         self._on_commit()
         return ticket
 

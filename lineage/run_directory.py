@@ -14,6 +14,7 @@ class RunDirectory:
         journal/        the row journal: staged tokens that are not durable elsewhere yet
         checkpoints/    one directory each
         trash/          what was pruned, until it is removed
+        tensorboard/    metrics, where they are switched on
         resolved_config.yaml    the configuration of the run's first life, with every default
     """
 
@@ -35,6 +36,10 @@ class RunDirectory:
     @property
     def trash(self) -> Path:
         return self.path / "trash"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
 
     @property
     def config(self) -> Path:

@@ -5,8 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kinlog_progress import STATUS
 
 from kinlog.controller import watching
+from kinlog.controller.progress_output import ProgressOutput
 from kinlog.controller.stop_signals import StopSignals
 from kinlog.schemas.errors import CheckpointError, DataPlaneError, PreemptedError
 
@@ -35,7 +37,7 @@ class FakeActor:
 
     def __init__(self, **answers: Call) -> None:
         self.calls: list[tuple[str, dict[str, object]]] = []
-        self.answers = {"news": Call(answer=([], None))} | answers
+        self.answers = {"news": Call(answer=([], STATUS))} | answers
 
     def __getattr__(self, name: str) -> Method:
         return Method(self, name)
@@ -65,7 +67,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 def watch(actor: Any, begin: Call | None = None) -> int:
     signals = StopSignals()
     with signals.heeded():
-        return watching.watch(actor, begin or Call(), signals)
+        return watching.watch(actor, begin or Call(), signals, ProgressOutput(quiet=False))
 
 
 def raising(*numbers: signal.Signals) -> Callable[[], None]:
@@ -142,3 +144,11 @@ def test_checkpoint_that_is_refused_is_said_and_costs_nothing(capsys: pytest.Cap
     refused = Call(answer=CheckpointError("checkpointing.enabled is false"))
     assert watch(FakeActor(run=Call(3, at_look=raising(signal.SIGUSR1)), checkpoint=refused)) == 0
     assert "no checkpoint was taken: checkpointing.enabled is false" in capsys.readouterr().out
+
+
+def test_news_are_said_in_order_and_quiet_says_only_problems(capsys: pytest.CaptureFixture[str]):
+    news = [watching.News("step 1/2"), watching.News("checkpoint FAILED", is_problem=True)]
+    for quiet, said in ((False, "training\nstep 1/2\ncheckpoint FAILED\n"), (True, "checkpoint FAILED\n")):
+        actor = FakeActor(news=Call(answer=(news, STATUS)))
+        assert watching.watch(actor, Call(), StopSignals(), ProgressOutput(quiet=quiet)) == 0
+        assert capsys.readouterr().out == said
