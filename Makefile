@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PACKAGES := schemas lineage replay controller workers
 
-.PHONY: demo test bench lint types contracts unit e2e crash soak clean
+.PHONY: demo test bench lint types contracts unit e2e crash soak reference clean
 
 demo: .venv/.train  ## train, kill, resume, train to the end, verify: about four minutes
 	$(BIN)/kinlog demo
@@ -30,10 +30,10 @@ contracts: .venv/.dev
 	$(BIN)/lint-imports
 
 unit: .venv/.dev .venv-base/.base
-	$(BIN)/python -m pytest -m "not e2e"
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not e2e"
 
 e2e: .venv/.dev
-	$(BIN)/python -m pytest -m e2e
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m e2e
 
 crash: .venv/.dev  ## many more crashes of the log and of checkpoints than the tests try: some minutes
 	$(BIN)/python -m pytest tests/crash --crash-states 24 --crash-deeper 3
@@ -41,6 +41,9 @@ crash: .venv/.dev  ## many more crashes of the log and of checkpoints than the t
 soak: .venv/.dev  ## kill real runs 50 times at random moments, in lock-step and ahead of training: about two hours
 	$(BIN)/python tests/soak/soak.py --kills 50
 	$(BIN)/python tests/soak/soak.py --kills 50 --asynchronous
+
+reference: .venv/.dev  ## docs/reference, from the schemas; a test holds that it is current
+	$(BIN)/python docs/generate
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kinlog needs Python 3.11 or later: make PYTHON=python3.11 ...")'

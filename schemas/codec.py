@@ -21,9 +21,9 @@ from kinlog.schemas.upcasters import PAST_VERSIONS, upcast
 __all__ = [
     "MAX_PAYLOAD_BYTES",
     "EncodedEvent",
-    "decode_integers",
     "decode_event",
     "decode_events",
+    "decode_field",
     "encode_event",
     "payload_fields",
 ]
@@ -201,17 +201,18 @@ def decode_events(
     ]
 
 
-def decode_integers(event_type: type[Event], field: str, payloads: Sequence[bytes]) -> list[int]:
-    """Return one integer of the payload of each event, decoding nothing else. For the present version only."""
-    decoded = _integers_decoder(event_type, field).decode(_as_array(payloads))
+def decode_field(event_type: type[Event], field: str, payloads: Sequence[bytes]) -> list[Any]:
+    """Return one field of the payload of each event, decoding nothing else. For the present version only."""
+    decoded = _field_decoder(event_type, field).decode(_as_array(payloads))
     return [getattr(payload, field) for payload in decoded]
 
 
 @cache
-def _integers_decoder(event_type: type[Event], field: str) -> msgspec.msgpack.Decoder[list[msgspec.Struct]]:
+def _field_decoder(event_type: type[Event], field: str) -> msgspec.msgpack.Decoder[list[msgspec.Struct]]:
     names = _LAYOUTS[event_type].payload
+    types = {f.name: f.type for f in msgspec.structs.fields(event_type)}
     passed_over = [(name, msgspec.Raw) for name in names[: names.index(field)]]
-    wanted = msgspec.defstruct("Wanted", [*passed_over, (field, int)], array_like=True, gc=False)
+    wanted = msgspec.defstruct("Wanted", [*passed_over, (field, types[field])], array_like=True, gc=False)
     return msgspec.msgpack.Decoder(list[wanted])  # type: ignore[valid-type]
 
 

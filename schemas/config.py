@@ -19,6 +19,7 @@ from kinlog.schemas.settings import (
     DatasetSettings,
     GenerationSettings,
     LogSettings,
+    MetricsSettings,
     ModelSettings,
     RolloutRecoverySettings,
     RolloutSettings,
@@ -41,6 +42,7 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     run_dir: str = "runs/kinlog"
     """Where the run's log and checkpoints live. Relative paths are relative to the working directory."""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    """Of the trainer and of every rollout."""
     model: ModelSettings = ModelSettings()
     generation: GenerationSettings = GenerationSettings()
     dataset: DatasetSettings
@@ -54,6 +56,7 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     log: LogSettings = LogSettings()
     data_plane: DataPlaneSettings = DataPlaneSettings()
     supervision: SupervisionSettings = SupervisionSettings()
+    metrics: MetricsSettings = MetricsSettings()
 
 
 def load_config(path: Path) -> RunConfig:

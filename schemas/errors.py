@@ -31,6 +31,8 @@ __all__ = [
     "DemoFailedError",
     "RolloutsFailError",
     "PreemptedError",
+    "MissingExtraError",
+    "QueryError",
 ]
 
 
@@ -240,3 +242,17 @@ class PreemptedError(KinlogError):
 
     code = "preempted"
     exit_code = 25
+
+
+class MissingExtraError(KinlogError):
+    """A part of kinlog that is installed on request is not there. Install the extra that the message names."""
+
+    code = "missing_extra"
+    exit_code = 20
+
+
+class QueryError(KinlogError):
+    """A query cannot be answered. Correct what its message names."""
+
+    code = "query"
+    exit_code = 26

@@ -41,6 +41,7 @@ class PromptRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     dataset_epoch: int
     """How many whole passes over the dataset came before this draw."""
     task_name: str
+    """The task of the mixture that the row belongs to."""
     agent_name: str
     """``extra_env_info.agent_ref.name`` of the row."""
     content_digest: Digest

@@ -26,6 +26,7 @@ __all__ = [
     "LogSettings",
     "DataPlaneSettings",
     "SupervisionSettings",
+    "MetricsSettings",
     "USERS_OF_SAMPLER_SETTINGS",
 ]
 
@@ -46,8 +47,11 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
     path: str | None = None
     """A local Hugging Face causal-LM directory with its tokenizer; ``None`` builds a random-weight model."""
     hidden_size: PositiveInt = 96
+    """Width of the random-weight model."""
     num_layers: PositiveInt = 2
+    """Layers of the random-weight model."""
     num_heads: PositiveInt = 4
+    """Attention heads of the random-weight model."""
     max_positions: PositiveInt = 160
     """Longest sequence in tokens: prompts, completions and feedback of a whole rollout."""
     initializer_range: PositiveFloat = 0.05
@@ -56,18 +60,22 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
     alphabet: Annotated[str, Meta(min_length=1)] = "0123456789-,=?bgs"
     """Characters of the random-weight model's tokenizer. The fewer there are, the sooner it hits an answer."""
     seed: Seed = 0
+    """Of the random weights."""
 
 
 class GenerationSettings(Settings, frozen=True, kw_only=True):
     """How completions are sampled, and by how many workers."""
 
     engine: Literal["torch"] = "torch"
+    """What generates."""
     num_workers: PositiveInt = 1
+    """Generation workers, a process each."""
     max_batch_size: PositiveInt = 32
     """Sequences decoded together by one worker."""
     max_new_tokens: PositiveInt = 24
     """Limit on one model call's completion."""
     temperature: PositiveFloat = 1.0
+    """Sampling temperature."""
 
 
 class TaskSettings(Settings, frozen=True, kw_only=True):
@@ -91,28 +99,39 @@ class DatasetSettings(Settings, frozen=True, kw_only=True):
     size: PositiveInt = 512
     """Rows in one dataset epoch."""
     seed: Seed = 0
+    """Of the rows, and of the order in which they are drawn."""
     max_epochs: PositiveInt = 1_000
     """The dataset is exhausted after this many passes."""
     tasks: Annotated[tuple[TaskSettings, ...], Meta(min_length=1)]
+    """The mixture. Names are unique."""
 
 
 class TrainerSettings(Settings, frozen=True, kw_only=True):
     """GRPO in torch: group-normalised advantages, a clipped ratio, AdamW."""
 
     max_steps: PositiveInt = 20
+    """The run ends after this many optimizer steps."""
     groups_per_step: Annotated[int, Meta(ge=1, le=512)] = 4
-    """Groups of one optimizer step. 512 are what one event can name."""
+    """Groups of one optimizer step, at most ``rollout.max_live_groups``. 512 are what one event can name."""
     learning_rate: PositiveFloat = 1e-3
+    """Of AdamW."""
     weight_decay: Annotated[float, Meta(ge=0)] = 0.0
+    """Of AdamW."""
     clip_ratio_low: PositiveFloat = 0.2
+    """The probability ratio is clipped below 1 minus this."""
     clip_ratio_high: PositiveFloat = 0.28
+    """The probability ratio is clipped above 1 plus this."""
     max_grad_norm: PositiveFloat = 1.0
+    """Gradients are scaled down to this norm."""
     minibatches_per_step: PositiveInt = 1
+    """Optimizer updates that one step is split into."""
     num_threads: PositiveInt = 1
+    """Threads that torch computes with."""
 
 
 class SamplerSettings(Settings, frozen=True, kw_only=True):
-    """How groups are chosen for a step, and how far generation may run ahead of training."""
+    """How groups are chosen for a step, and how far generation may run ahead of training. Setting what the chosen sampler
+    would ignore is an error."""
 
     name: str = "weight_fifo"
     """``in_order``, ``windowed``, ``weight_fifo``, ``ready_first``, or ``module:Class`` of your own, which is made with
@@ -127,8 +146,9 @@ class SamplerSettings(Settings, frozen=True, kw_only=True):
     """``windowed``: prefer the freshest ready groups to the oldest."""
     max_ready_groups: PositiveInt | None = None
     """``windowed``, ``weight_fifo``, ``ready_first``: finalized groups that the replay buffer keeps. Those beyond it are
-    evicted, those of the oldest weights first, and generation goes on as long as fresher ones can take their place.
-    ``None``: nothing is evicted, and generation waits when the permits are used up."""
+    evicted, those of the oldest weights first, and generation goes on as long as fresher ones can take their place. At
+    least ``trainer.groups_per_step``. ``None``: nothing is evicted, and generation waits when the permits are used up.
+    """
 
 
 #: Setting -> the samplers that use it. With another one it would be ignored, which is refused.
@@ -151,8 +171,9 @@ class RolloutSettings(Settings, frozen=True, kw_only=True):
     max_live_groups: PositiveInt = 16
     """Permits of the buffer: groups reserved and not yet applied, dropped or parked."""
     max_inflight_siblings: PositiveInt = 64
-    """The worker budget that fresh work and recovery share."""
+    """The worker budget that fresh work and recovery share: at least N, where a group is redone whole."""
     sibling_timeout_s: PositiveFloat = 120.0
+    """A rollout that takes longer is given up, and tried again."""
     max_infrastructure_retries: NonNegativeInt = 5
     """Failures of workers, network or data plane that a sibling may have, over all lives of the run."""
     max_data_retries: NonNegativeInt = 2
@@ -185,8 +206,11 @@ class RolloutRecoverySettings(Settings, frozen=True, kw_only=True):
     enabled: bool = True
     """Whether the run can be resumed. It then needs token capture, and checkpoints with the data plane in them."""
     default_granularity: Granularity = Granularity.SIBLING
+    """What a failure or a restart redoes of a group."""
     agent_granularity_overrides: dict[str, Granularity] = {}
+    """By the agent's name. It wins over the task's."""
     task_granularity_overrides: dict[str, Granularity] = {}
+    """By the task's name."""
     missing_rows: Literal["refuse", "redispatch"] = "refuse"
     """What to do about rows that the checkpoint promised and the data plane lacks."""
     future_weights: Literal["reuse", "discard"] = "reuse"
@@ -207,8 +231,11 @@ class CheckpointingSettings(Settings, frozen=True, kw_only=True):
     """When checkpoints are taken, and how many are kept."""
 
     enabled: bool = True
+    """Whether any are taken."""
     save_data_plane: bool = True
+    """Whether the data plane's rows are in them."""
     every_steps: PositiveInt = 5
+    """Optimizer steps from one trainer checkpoint to the next."""
     rollout_every_s: PositiveFloat | None = None
     """Seconds between rollout checkpoints, which are taken between those of the trainer and go with the newest of them.
     ``None``: only when asked for."""
@@ -217,8 +244,8 @@ class CheckpointingSettings(Settings, frozen=True, kw_only=True):
     timeout_s: PositiveFloat = 120.0
     """A save of the data plane that takes longer, or a whole save of twice that, costs that checkpoint, not the run."""
     max_failures_in_a_row: PositiveInt = 5
-    """Checkpoints of either kind that may fail one after the other before the run ends: it would otherwise go on, with
-    more and more to lose, and nobody would know."""
+    """Checkpoints that may fail one after the other, of both kinds together or of one by itself, before the run ends: it
+    would otherwise go on, with more and more to lose, and nobody would know."""
 
 
 class TokenCaptureSettings(Settings, frozen=True, kw_only=True):
@@ -245,7 +272,9 @@ class LogSettings(Settings, frozen=True, kw_only=True):
     """``fsync``: durable before it is acknowledged. ``interval``: at most ``interval_ms`` may be lost to a power
     failure. ``os``: survives the process, not the machine."""
     interval_ms: PositiveInt = 50
+    """With ``interval``: the longest pause between two syncs."""
     segment_bytes: Annotated[int, Meta(ge=65_536)] = 16 * 1024 * 1024
+    """A segment that has reached this size is ended, and the next one begun."""
     history: Literal["keep", "drop"] = "keep"
     """What becomes of the events behind the oldest kept checkpoint. ``keep``: they stay for ever, compressed. ``drop``:
     they are replaced by what they amount to; the run cannot begin again from its start, and nobody can read any more
@@ -256,7 +285,9 @@ class DataPlaneSettings(Settings, frozen=True, kw_only=True):
     """TransferQueue: where token payloads live."""
 
     num_storage_units: PositiveInt = 2
+    """Storage units, an actor each. A checkpoint loads only into as many as it was saved from."""
     call_timeout_s: PositiveFloat = 30.0
+    """How long one call may take."""
 
 
 class SupervisionSettings(Settings, frozen=True, kw_only=True):
@@ -265,6 +296,7 @@ class SupervisionSettings(Settings, frozen=True, kw_only=True):
     probe_interval_s: PositiveFloat = 5.0
     """Pause between two health probes of workers and data plane."""
     probe_timeout_s: PositiveFloat = 30.0
+    """How long a probe waits for its answer."""
     max_failed_probes: PositiveInt = 3
     """Probes in a row that may fail before the run is stopped. A generation worker that leaves one fewer unanswered is
     restarted."""
@@ -273,10 +305,22 @@ class SupervisionSettings(Settings, frozen=True, kw_only=True):
     restart_timeout_s: PositiveFloat = 180.0
     """How long a worker's restart may take before the worker counts as lost."""
     stall_timeout_s: PositiveFloat = 300.0
-    """The run is stopped when nothing at all was recorded for this long, saying what waits for what."""
+    """The run is stopped when nothing at all was recorded for this long, saying what waits for what. Above every wait that
+    is in order: ``rollout.sibling_timeout_s``, twice ``checkpointing.timeout_s``, and ``restart_timeout_s``,
+    ``preemption_grace_s`` and ``max_retry_backoff_s``."""
     preemption_grace_s: PositiveFloat = 20.0
     """How long a run that is told to stop (SIGTERM, Ctrl-C) lets what is under way finish, its last checkpoint included.
     Closing takes some seconds more: whoever sends SIGKILL should wait for both."""
     retry_backoff_s: PositiveFloat = 0.5
     """Pause before a sibling's first retry; doubled for each further one."""
     max_retry_backoff_s: PositiveFloat = 30.0
+    """The longest such pause."""
+
+
+class MetricsSettings(Settings, frozen=True, kw_only=True):
+    """Where a run's metrics go. Both need ``pip install "kinlog[metrics]"``."""
+
+    tensorboard: bool = False
+    """Write them to ``tensorboard/`` in the run's directory, once a step."""
+    prometheus_port: Annotated[int, Meta(ge=0, le=65_535)] | None = None
+    """Serve them at ``/metrics`` on this port, on all interfaces. 0: on one that is free, which is printed."""

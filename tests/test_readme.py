@@ -51,23 +51,3 @@ def test_embedded_demo_configuration_is_accepted():
     demo = Path(__file__).parent.parent / "controller" / "demo.yaml"
     config = parse_config(demo.read_text(encoding="utf-8"), source=str(demo))
     assert config == msgspec.convert(msgspec.to_builtins(config), RunConfig)
-
-
-def test_every_command_that_the_readme_names_exists():
-    commands = {
-        tuple(re.findall(r"[a-z]+", line)[1:3])
-        for line in re.findall(r"^\$ (kinlog .*)$", README, re.MULTILINE)
-    }
-    for words in sorted(commands):
-        command = [
-            word
-            for word in words
-            if word in {"log", "stats", "ls", "show", "verify", "plan", "audit", "train", "restore"}
-        ]
-        done = subprocess.run(
-            [sys.executable, "-m", "kinlog.controller", *command, "--help"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, (command, done.stderr)
