@@ -10,27 +10,26 @@ from typing import Any
 import click
 
 from kinlog.controller.adopt import adopt_checkpoint
+from kinlog.controller.at_command import at_command
+from kinlog.controller.explain_command import explain_command
 from kinlog.controller.history_commands import diff_command, examples_command
 from kinlog.controller.inspection_commands import audit_command, log_commands, plan_command
+from kinlog.controller.story_command import why_command
+from kinlog.controller.table_commands import export_command, sql_command
+from kinlog.controller.timeline_command import timeline_command
+from kinlog.controller.watch_command import watch_command
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.schemas import errors
 from kinlog.schemas.config import load_config
-from kinlog.schemas.errors import KinlogError
+from kinlog.schemas.errors import KinlogError, MissingExtraError
 
 __all__ = ["cli", "main"]
-
-
-class _MissingExtraError(KinlogError):
-    """A part of kinlog that is installed on request is not there. Install the extra that the message names."""
-
-    code = "missing_extra"
-    exit_code = 20
 
 
 def _exit_codes() -> str:
     """Return the exit codes for the help, under the names that error messages have in brackets."""
     raised = [getattr(errors, name) for name in errors.__all__]
-    codes = {error.exit_code: error.code for error in (*raised, _MissingExtraError)} | {
+    codes = {error.exit_code: error.code for error in raised} | {
         0: "what was asked for is done, and what was checked holds",
         1: "the audit does not hold, or something unforeseen went wrong",
         2: "config, or wrong usage",
@@ -45,15 +44,19 @@ class _KinlogGroup(click.Group):
         try:
             return super().invoke(ctx)
         except KinlogError as error:
-            click.echo(f"kinlog: error [{error.code}]: {error}", err=True)
+            _complain(error.code, str(error))
             ctx.exit(error.exit_code)
         except OSError as error:
             # Click itself ends quietly when the reader of a pipe has gone; and without a file's name it is no user's
             # business, but a bug that needs its traceback.
             if error.errno == errno.EPIPE or not error.filename:
                 raise
-            click.echo(f"kinlog: error [io]: {error.filename}: {error.strerror}", err=True)
+            _complain("io", f"{error.filename}: {error.strerror}")
             ctx.exit(1)
+
+
+def _complain(code: str, message: str) -> None:
+    click.echo(f"kinlog: error [{code}]: {message} (kinlog explain {code})", err=True)
 
 
 @click.group(cls=_KinlogGroup, epilog=_exit_codes(), context_settings={"help_option_names": ["-h", "--help"]})
@@ -62,6 +65,7 @@ def cli() -> None:
     """An event-sourced checkpoint log for RL post-training rollouts.
 
     RUN is a run's directory, or its log directory. Reading a run never changes it, and works while it is being written.
+    What an error means, and what to do about it, is told by explain.
     """
 
 
@@ -82,8 +86,14 @@ def cli() -> None:
     is_flag=True,
     help="With --resume: keep every prompt, and generate again what was not trained on yet.",
 )
+@click.option("-q", "--quiet", is_flag=True, help="Print only what goes wrong, and what a restart came to.")
 def train_command(
-    config: Path, resume: bool, run_dir: Path | None, checkpoint: str | None, discard_rollouts: bool
+    config: Path,
+    resume: bool,
+    run_dir: Path | None,
+    checkpoint: str | None,
+    discard_rollouts: bool,
+    quiet: bool,
 ) -> None:
     """Train as the YAML file CONFIG says.
 
@@ -100,7 +110,12 @@ def train_command(
         )
     load_config(config)  # a misspelt key is told at once, not after the training stack is imported
     status: int = _runtime("launch").train(
-        config, resume=resume, run_dir=run_dir, checkpoint=checkpoint, discard_rollouts=discard_rollouts
+        config,
+        resume=resume,
+        run_dir=run_dir,
+        checkpoint=checkpoint,
+        discard_rollouts=discard_rollouts,
+        quiet=quiet,
     )
     click.get_current_context().exit(status)
 
@@ -155,16 +170,23 @@ def _runtime(module: str) -> ModuleType:
         missing = error.name or ""
         if missing.partition(".")[0] == "kinlog":
             raise
-        raise _MissingExtraError(
+        raise MissingExtraError(
             f'training needs {missing}, which is not installed. Install it with: pip install "kinlog[train]"'
         ) from error
 
 
+cli.add_command(explain_command)
 cli.add_command(log_commands)
 cli.add_command(plan_command)
 cli.add_command(audit_command)
+cli.add_command(at_command)
+cli.add_command(why_command)
 cli.add_command(examples_command)
 cli.add_command(diff_command)
+cli.add_command(watch_command)
+cli.add_command(sql_command)
+cli.add_command(export_command)
+cli.add_command(timeline_command)
 
 
 def main() -> None:

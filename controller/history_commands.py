@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
+from kinlog.controller.example_text import render_text, text_of_step
 from kinlog.lineage.scan import LogScan, scan_log
 from kinlog.replay.difference import compare_examples, render_comparison
-from kinlog.replay.examples import StepExamples, trained_examples
+from kinlog.replay.examples import StepExamples, step_examples, trained_examples
 from kinlog.replay.inspection import locate_run
 from kinlog.replay.plain_text import format_count, format_time, render_table
 from kinlog.replay.rendering import to_json_value
@@ -21,22 +22,41 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead
 @click.command("examples")
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--step", type=click.IntRange(min=1), required=True, help="The optimizer step.")
+@click.option("--text", is_flag=True, help="Also show the text, where the rows or the dataset are at hand.")
 @_json
-def examples_command(run: Path, step: int, as_json: bool) -> None:
+def examples_command(run: Path, step: int, text: bool, as_json: bool) -> None:
     """Show what an optimizer step was trained on: its groups in order, and their siblings.
+
+    A step that a restart undid is not shown; the one that was applied in its place is.
+
+    The log has no text. --text takes it from the run's row journal, which has the newest steps' tokens, and prompts from
+    the dataset if it is installed; tokens are shown by number where the run's tokenizer is not.
+
+    \b
+    Exit codes
+      0  shown
+      1  the step is not on the surviving history
 
     \b
     Example
       kinlog examples runs/first --step 7
+      kinlog examples runs/first --step 7 --text
     """
-    scan = _scan(run)
-    found = trained_examples(scan.events(), scan.beginning(), step=step).get(step)
-    if found is None:
-        raise click.ClickException(f"{run} has no step {step} on its surviving history{_dropped(scan)}")
+    directory = locate_run(run)
+    try:
+        found = step_examples(scan_log(directory.log), step)
+    except LookupError as error:
+        raise click.ClickException(str(error.args[0])) from None
+    texts = text_of_step(directory, found) if text else ()
     if as_json:
-        click.echo(json.dumps(to_json_value(found), indent=2, ensure_ascii=False))
-    else:
-        click.echo(_render(found))
+        document: Any = to_json_value(found)
+        if text:
+            document["text"] = to_json_value(texts)
+        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        return
+    click.echo(_render(found))
+    if text:
+        click.echo(f"\n{render_text(texts)}")
 
 
 @click.command("diff")
@@ -78,19 +98,23 @@ def _dropped(scan: LogScan) -> str:
 def _render(step: StepExamples) -> str:
     siblings = [(group, sibling) for group in step.groups for sibling in group.siblings]
     title = (
-        f"step {step.train_step}, applied at seq {step.seq}, {format_time(step.time_us)}: "
+        f"step {step.train_step}, applied at seq {step.seq}, {format_time(step.time_us)}, by weights "
+        f"{step.weight_version}: "
         f"{format_count(len(step.groups), 'group')}, {format_count(len(siblings), 'sibling')}"
     )
     rows = [
         (
             str(group.group_id),
             group.prompt.sample_id,
+            str(group.prompt.draw_index),
             group.prompt.task_name,
             str(sibling.generation),
             str(sibling.attempt),
             sibling.validity.value,
             f"{sibling.raw_reward:.4f}",
             f"{sibling.shaped_reward:.4f}",
+            str(sibling.model_calls),
+            f"{sibling.prompt_tokens:,}",
             f"{sibling.completion_tokens:,}",
             sibling.finish_reason.value,
             _versions(sibling.min_weight_version, sibling.max_weight_version),
@@ -101,18 +125,21 @@ def _render(step: StepExamples) -> str:
     titles = (
         "group",
         "sample",
+        "draw",
         "task",
         "sibling",
         "attempt",
         "validity",
         "raw reward",
         "trained on",
-        "tokens",
+        "calls",
+        "prompt",
+        "completion",
         "finish",
         "weights",
         "staleness",
     )
-    return f"{title}\n\n{render_table(titles, rows, right=(0, 3, 4, 6, 7, 8, 11), indent=2)}"
+    return f"{title}\n\n{render_table(titles, rows, right=(0, 2, 4, 5, 7, 8, 9, 10, 11, 14), indent=2)}"
 
 
 def _versions(oldest: int, newest: int) -> str:

@@ -1,11 +1,9 @@
-"""The commands that read a run: ``kinlog log ls|stats|show|verify|salvage``, ``kinlog plan`` and ``kinlog audit``.
+"""The commands that read a run: ``kinlog log ls|stats|verify|salvage``, ``kinlog plan`` and ``kinlog audit``.
 
 They need the base install only, take no lock and change nothing of the run.
 """
 
 import json
-import shutil
-import sys
 from pathlib import Path
 from typing import Literal
 
@@ -19,22 +17,21 @@ from kinlog.controller.inspection_text import (
 )
 from kinlog.controller.salvage_text import render_salvage
 from kinlog.controller.samplers import build_sampler, evictions
+from kinlog.controller.show_command import show_command
 from kinlog.lineage.scan import scan_log
 from kinlog.replay.audit import audit_log
 from kinlog.replay.audit_text import render_audit
 from kinlog.replay.inspection import list_segments, locate_run
+from kinlog.replay.kill_loss import render_loss
 from kinlog.replay.offline_plan import plan_offline
 from kinlog.replay.plan import RecoveryPolicy
-from kinlog.replay.rendering import LINE_COLUMNS, JsonValue, event_line, event_object, to_json_value
+from kinlog.replay.rendering import JsonValue, to_json_value
 from kinlog.replay.report import render_redone, render_report
 from kinlog.replay.salvage import salvage_log
-from kinlog.replay.selection import EventFilter, select_events
 from kinlog.replay.statistics import collect_statistics
 from kinlog.replay.verify import verify_everything
 from kinlog.schemas.config import load_config
 from kinlog.schemas.errors import CheckpointError, LogDamagedError, TransitionError
-from kinlog.schemas.events import EVENT_TYPES
-from kinlog.schemas.reasons import Reason
 
 __all__ = ["log_commands", "plan_command", "audit_command"]
 
@@ -48,7 +45,11 @@ def _echo_json(value: JsonValue) -> None:
 
 @click.group("log")
 def log_commands() -> None:
-    """Read a run's log, verify it, and save what can be saved of a damaged one."""
+    """Read a run's log, verify it, and save what can be saved of a damaged one.
+
+    Every command that reads a log compares the checksum of every frame that it reads, and the chain of the files it reads,
+    and refuses damage. That the events fit each other, and that the checkpoints are whole, is for log verify to look at.
+    """
 
 
 @log_commands.command("ls")
@@ -106,80 +107,7 @@ def stats_command(run: Path, as_json: bool) -> None:
         click.echo(render_statistics(statistics))
 
 
-@log_commands.command("show")
-@_run
-@click.option("--group", "group_id", type=click.IntRange(min=0), help="Only this group, with its steps.")
-@click.option("--generation", type=click.IntRange(min=0), help="Only this sibling of a group.")
-@click.option("--step", "train_step", type=click.IntRange(min=0), help="Only this optimizer step.")
-@click.option(
-    "--kind",
-    "kinds",
-    multiple=True,
-    metavar="KIND",
-    help="Only this kind, such as sibling_sealed. Repeatable.",
-)
-@click.option(
-    "--reason",
-    "reasons",
-    multiple=True,
-    metavar="REASON",
-    help="Only this reason, such as timeout. Repeatable.",
-)
-@click.option("--epoch", type=click.IntRange(min=1), help="Only this life of the run.")
-@click.option("--from", "first_seq", type=click.IntRange(min=1), default=1, help="From this seq on.")
-@click.option("--to", "last_seq", type=click.IntRange(min=1), help="Up to this seq, included.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line, with every field.")
-def show_command(
-    run: Path,
-    group_id: int | None,
-    generation: int | None,
-    train_step: int | None,
-    kinds: tuple[str, ...],
-    reasons: tuple[str, ...],
-    epoch: int | None,
-    first_seq: int,
-    last_seq: int | None,
-    as_json: bool,
-) -> None:
-    """Show events, oldest first. An event is shown if it fits every option.
-
-    Text is cut at the edge of a terminal, and abbreviates long fields; --json has everything.
-
-    \b
-    Example
-      kinlog log show runs/first --group 17
-      kinlog log show runs/first --kind attempt_superseded --reason timeout
-      kinlog log show runs/first --epoch 2 --json | head
-    """
-    _refuse_unknown("--kind", kinds, tuple(EVENT_TYPES))
-    _refuse_unknown("--reason", reasons, tuple(reason.value for reason in Reason))
-    selection = EventFilter(
-        kinds=frozenset(kinds),
-        group_id=group_id,
-        generation=generation,
-        train_step=train_step,
-        reasons=frozenset(Reason(reason) for reason in reasons),
-        epoch=epoch,
-        first_seq=first_seq,
-        last_seq=last_seq,
-    )
-    scan = scan_log(locate_run(run).log)
-    if scan.base is not None:
-        click.echo(f"the events up to seq {scan.first_seq - 1} were dropped (log.history: drop)", err=True)
-    if as_json:
-        for record in select_events(scan, selection):
-            click.echo(json.dumps(event_object(record), ensure_ascii=False))
-        return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    click.echo(LINE_COLUMNS[:width])
-    for record in select_events(scan, selection):
-        click.echo(event_line(record)[:width])
-
-
-def _refuse_unknown(option: str, wanted: tuple[str, ...], known: tuple[str, ...]) -> None:
-    for name in wanted:
-        if name not in known:
-            raise click.BadParameter(f"{name!r} is none of: {', '.join(known)}", param_hint=option)
+log_commands.add_command(show_command)
 
 
 @log_commands.command("verify")
@@ -299,9 +227,10 @@ def plan_command(
     discard_rollouts: bool,
     siblings: bool,
 ) -> None:
-    """Show what a restart would do now, and why. Changes nothing.
+    """Show what a restart would do now, and why; and of a run that is alive, what a kill would cost it at this moment.
 
-    The choices of the run's latest life are used, from its resolved_config.yaml, where there is one.
+    Changes nothing, and takes no lock. The choices of the run's latest life are used, from its resolved_config.yaml, where
+    there is one.
 
     \b
     Example
@@ -329,9 +258,15 @@ def plan_command(
         evict=lambda p, ready: [] if sampler is None else evictions(sampler, p, ready),
     )
     if as_json:
-        _echo_json({"report": to_json_value(offline.report), "plan": to_json_value(offline.plan)})
+        _echo_json(
+            {
+                "report": to_json_value(offline.report),
+                "loss": to_json_value(offline.loss),
+                "plan": to_json_value(offline.plan),
+            }
+        )
         return
-    click.echo(render_report(offline.report))
+    click.echo(f"{render_report(offline.report)}\n\n{render_loss(offline.loss)}")
     if siblings:
         click.echo(f"\nredone and dropped\n\n{render_redone(offline.plan)}")
 

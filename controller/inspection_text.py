@@ -8,6 +8,7 @@ from kinlog.replay.lives import Life
 from kinlog.replay.plain_text import (
     format_bytes,
     format_count,
+    format_duration,
     format_time,
     render_counts,
     render_paragraph,
@@ -120,7 +121,7 @@ def _render_lives(lives: Sequence[Life]) -> str:
         (
             str(life.epoch),
             format_time(life.began_us),
-            _duration(life.ended_us - life.began_us),
+            format_duration((life.ended_us - life.began_us) / 1e6),
             f"{life.first_seq}..{life.last_seq}",
             life.end.value,
             _restored_from(life),
@@ -136,14 +137,6 @@ def _restored_from(life: Life) -> str:
     if not life.restored:
         return "-"
     return f"{life.restored_checkpoint or 'the start'}, step {life.restored_step}"
-
-
-def _duration(duration_us: int) -> str:
-    seconds = duration_us / 1_000_000
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = seconds / 60
-    return f"{minutes:.1f} min" if minutes < 60 else f"{minutes / 60:.1f} h"
 
 
 def render_verification(verification: Verification) -> str:

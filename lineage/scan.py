@@ -11,8 +11,8 @@ from kinlog.lineage.base import Base, read_base
 from kinlog.lineage.chain import ScannedFile, ScannedSegment, StrayBytes, chain_segments, damage_in
 from kinlog.lineage.compacted import glance_at_compacted
 from kinlog.lineage.names import LogFile, current_files, log_files
-from kinlog.lineage.reading import ignorable_kinds, read_batches, read_events
-from kinlog.lineage.segment import SegmentEnd, scan_segment, segment_name
+from kinlog.lineage.reading import Choice, ignorable_kinds, read_batches, read_events, read_range
+from kinlog.lineage.segment import SegmentEnd, SegmentScan, scan_segment, segment_name
 from kinlog.lineage.state import Projection
 from kinlog.lineage.store import LocalStore, Store
 from kinlog.schemas.errors import LogDamagedError, RunNotFoundError
@@ -62,11 +62,22 @@ class LogScan(NamedTuple):
         return self.base.decode() if self.base is not None else Projection()
 
     def batches(
-        self, after_seq: int = 0, *, through_seq: int | None = None, newest_first: bool = False
+        self,
+        after_seq: int = 0,
+        *,
+        through_seq: int | None = None,
+        newest_first: bool = False,
+        choice: Choice | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the verified events past ``after_seq``, and up to ``through_seq`` if given, as record batches.
 
         Inside of a batch the oldest event is the first, also where the newest batch is.
+
+        Parameters
+        ----------
+        choice:
+            Which of these events are wanted: of all others only the columns that it looks at are decoded. Every byte is
+            verified all the same.
 
         Raises
         ------
@@ -79,13 +90,18 @@ class LogScan(NamedTuple):
         through = self.end.seq if through_seq is None else min(through_seq, self.end.seq)
         for _ in range(_MAX_ATTEMPTS):
             try:
-                for batch in scan._read(after, through, newest_first=newest_first):
-                    first, last = _seq_range(batch)
+                for segment in reversed(scan.segments) if newest_first else scan.segments:
+                    if segment.end.seq <= after or segment.info.first_seq > through or through <= after:
+                        continue
+                    data, verified = scan._verified(segment)
+                    last = min(through, segment.end.seq)
+                    yield from read_range(
+                        data, verified, after, last, newest_first=newest_first, choice=choice
+                    )
                     if newest_first:
-                        through = first - 1
+                        through = segment.info.first_seq - 1
                     else:
                         after = last
-                    yield batch
             except FileNotFoundError:
                 # The run goes on, and has compacted what was to be read. The events are the same.
                 scan = scan_log(self.directory, store=self.store)
@@ -97,27 +113,18 @@ class LogScan(NamedTuple):
             f"{self.directory}: events after seq {after} were dropped or moved while they were read. Read it again."
         )
 
-    def _read(self, after_seq: int, through_seq: int, *, newest_first: bool) -> Iterator[pa.RecordBatch]:
-        if through_seq <= after_seq:
-            return
-        for segment in reversed(self.segments) if newest_first else self.segments:
-            if segment.end.seq <= after_seq or segment.info.first_seq > through_seq:
-                continue
-            batches = self.read_segment(segment, after_seq)
-            for batch in reversed(list(batches)) if newest_first else batches:
-                first, last = _seq_range(batch)
-                if last > after_seq and first <= through_seq:
-                    start = max(0, after_seq + 1 - first)
-                    yield batch.slice(start, min(last, through_seq) + 1 - first - start)
-
-    def read_segment(self, segment: ScannedSegment, after_seq: int = 0) -> Iterator[pa.RecordBatch]:
-        """Verify a segment, and return the record batches of its events, from the frame of the one after ``after_seq``.
+    def read_segment(self, segment: ScannedSegment) -> Iterator[pa.RecordBatch]:
+        """Verify a segment, and return the record batches of its events.
 
         Raises
         ------
         LogDamagedError
             It is compacted and not what was written, or it changed.
         """
+        data, scan = self._verified(segment)
+        return read_batches(data, scan, segment.end.seq)
+
+    def _verified(self, segment: ScannedSegment) -> tuple[memoryview, SegmentScan]:
         data = self.store.read(segment.path)
         scan = segment.scan
         if segment.compacted:
@@ -135,7 +142,7 @@ class LogScan(NamedTuple):
                 )
         elif crc32(data[: segment.frames[-1].end]) != segment.checksum:
             raise damage_in("segment changed while it was read", segment.path, scan_segment(data), self.end)
-        return read_batches(data, scan, segment.end.seq, after_seq=after_seq)
+        return data, scan
 
     def events(self, after_seq: int = 0, *, through_seq: int | None = None) -> Iterator[RecordedEvent]:
         """Yield the events past ``after_seq``, in order, as far as the log still has them.
@@ -147,11 +154,6 @@ class LogScan(NamedTuple):
         """
         for batch in self.batches(after_seq, through_seq=through_seq):
             yield from read_events(batch, ignorable_kinds(batch.schema))
-
-
-def _seq_range(batch: pa.RecordBatch) -> tuple[int, int]:
-    seqs = batch.column("seq")
-    return seqs[0].as_py(), seqs[-1].as_py()
 
 
 def scan_log(

@@ -11,6 +11,7 @@ from kinlog.lineage.state import GroupState, Projection
 from kinlog.lineage.store import LocalStore
 from kinlog.replay.inspection import stray_content_bytes
 from kinlog.replay.journal import rows_in_journal, rows_to_put_back
+from kinlog.replay.kill_loss import KillLoss, kill_loss
 from kinlog.replay.plan import RecoveryPlan, RecoveryPolicy, plan_recovery
 from kinlog.replay.report import RecoveryReport, build_report
 from kinlog.replay.restore import RestorePoint, restore_points, restored_projection, verify_run
@@ -25,6 +26,8 @@ class OfflinePlan(NamedTuple):
 
     plan: RecoveryPlan
     report: RecoveryReport
+    loss: KillLoss
+    """What a kill at the end of the log costs."""
 
 
 def plan_offline(
@@ -110,7 +113,8 @@ def plan_offline(
         seconds=seconds,
         notes=_notes(point, judged=is_stale is not None),
     )
-    return OfflinePlan(plan, report)
+    loss = kill_loss(plan, restored, at_end=point.at_end, put_back=put_back.values())
+    return OfflinePlan(plan, report, loss)
 
 
 def _verify(run: RunDirectory) -> LogScan:

@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 __all__ = [
     "render_table",
@@ -11,12 +11,15 @@ __all__ = [
     "render_counts",
     "format_count",
     "format_bytes",
+    "utc_time",
     "format_time",
     "format_clock",
+    "format_duration",
     "some",
 ]
 
 _LINE_WIDTH = 100
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def render_table(
@@ -101,14 +104,27 @@ def format_bytes(size_bytes: int) -> str:
     return f"{size / 1024:.1f} TiB"
 
 
+def utc_time(time_us: int) -> datetime:
+    """Return a wall-clock time (microseconds since 1970-01-01 UTC), to the microsecond."""
+    return _EPOCH + timedelta(microseconds=time_us)  # not by way of a float, which rounds
+
+
 def format_time(time_us: int) -> str:
     """Return a wall-clock time (microseconds since 1970-01-01 UTC) as ``2026-01-31 23:59:59 UTC``."""
-    return f"{datetime.fromtimestamp(time_us / 1_000_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{utc_time(time_us):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def format_clock(time_us: int) -> str:
     """Return the time of day of it, in UTC, as ``23:59:59.123``."""
-    return f"{datetime.fromtimestamp(time_us // 1000 / 1000, UTC):%H:%M:%S.%f}"[:-3]
+    return f"{utc_time(time_us):%H:%M:%S.%f}"[:-3]
+
+
+def format_duration(seconds: float) -> str:
+    """Return ``12.3 s``, ``4.5 min``, ``2.1 h``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = seconds / 60
+    return f"{minutes:.1f} min" if minutes < 60 else f"{minutes / 60:.1f} h"
 
 
 def some(ids: Sequence[object]) -> str:

@@ -1,13 +1,12 @@
 """Showing what kinlog records: as JSON with every field named, or as one line of text."""
 
-from datetime import UTC, datetime
 from enum import Enum
 from pathlib import PurePath
 from typing import TypeAlias
 
 import msgspec
 
-from kinlog.replay.plain_text import format_clock
+from kinlog.replay.plain_text import format_clock, utc_time
 from kinlog.schemas.events import Event, RecordedEvent, kind_of
 from kinlog.schemas.prompts import PromptRef
 from kinlog.schemas.receipts import Receipt
@@ -50,12 +49,11 @@ def to_json_value(value: object) -> JsonValue:
 
 def event_object(record: RecordedEvent) -> dict[str, JsonValue]:
     """Return an event as a JSON object: ``seq``, ``epoch``, ``time`` (ISO 8601, UTC), ``kind``, then its own fields."""
-    time = datetime.fromtimestamp(record.time_us / 1_000_000, UTC)
     event = record.event
     return {
         "seq": record.seq,
         "epoch": record.epoch,
-        "time": time.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+        "time": utc_time(record.time_us).isoformat(timespec="microseconds").replace("+00:00", "Z"),
         "kind": kind_of(type(event)),
         **{name: to_json_value(getattr(event, name)) for name in event.__struct_fields__},
     }

@@ -11,7 +11,7 @@ appended. ``replay`` looks at every event, and so does ``kinlog log verify``.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import pyarrow as pa
@@ -20,15 +20,20 @@ import pyarrow.compute as pc
 from kinlog.lineage.fold import changes_state, fold
 from kinlog.lineage.reading import ignorable_kinds, read_events
 from kinlog.lineage.state import Projection
+from kinlog.replay.payload_columns import payload_columns
 from kinlog.schemas import events as e
-from kinlog.schemas.codec import decode_integers
 from kinlog.schemas.errors import TransitionError
 from kinlog.schemas.reasons import Reason
 
-__all__ = ["replay_newest_first"]
+__all__ = ["check_readable", "count_reasons", "is_of", "replay_newest_first"]
 
 
-def replay_newest_first(batches: Iterable[pa.RecordBatch], projection: Projection) -> Projection:
+def replay_newest_first(
+    batches: Iterable[pa.RecordBatch],
+    projection: Projection,
+    *,
+    completion_tokens: Callable[[pa.RecordBatch], int] | None = None,
+) -> Projection:
     """Bring ``projection`` (in place) to the end of the events that follow it.
 
     Parameters
@@ -36,6 +41,8 @@ def replay_newest_first(batches: Iterable[pa.RecordBatch], projection: Projectio
     batches:
         All of these events, as record batches of the log. The newest batch comes first; inside of a batch the oldest
         event does.
+    completion_tokens:
+        Returns the sum of the tokens of some of the last batch's seals: for who has decoded them anyway.
 
     Raises
     ------
@@ -44,7 +51,7 @@ def replay_newest_first(batches: Iterable[pa.RecordBatch], projection: Projectio
     LogUnsupportedError
         An event was written by a newer kinlog.
     """
-    settled = _Settled(projection)
+    settled = _Settled(projection, completion_tokens or _completion_tokens)
     kept = [settled.take(batch) for batch in batches]
     settled.check_whole(projection)
     for batch in reversed(kept):
@@ -71,7 +78,8 @@ def _fold_kept(p: Projection, record: e.RecordedEvent, settled: set[int]) -> Non
 class _Settled:
     """The groups that were reserved after ``start`` and are settled, and what is counted of them."""
 
-    def __init__(self, start: Projection) -> None:
+    def __init__(self, start: Projection, completion_tokens: Callable[[pa.RecordBatch], int]) -> None:
+        self._completion_tokens = completion_tokens
         self.group_ids: set[int] = set()
         # Groups of the projection that is gone on from are folded, whatever becomes of them.
         self._first_group = start.next_group_id
@@ -88,7 +96,7 @@ class _Settled:
 
     def take(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Count the events of settled groups in the next older batch, and return those that are to be folded."""
-        _check_readable(batch)
+        check_readable(batch)
         first, last = batch.column("seq")[0].as_py(), batch.column("seq")[-1].as_py()
         if self._end is None:
             self._end = last, batch.column("epoch")[-1].as_py()
@@ -97,9 +105,11 @@ class _Settled:
         self._first_seq = first
         self._settle(batch)
         # Null for events of no group, which are of no settled one either.
-        of_settled = pc.is_in(batch.column("group_id"), value_set=pa.array(self.group_ids, pa.int64()))
-        self._count(batch.filter(of_settled))
-        to_fold = pc.and_(_is_of(batch, *_FOLDED), pc.invert(of_settled))
+        here = set(pc.unique(batch.column("group_id")).to_pylist())
+        settled = pa.array(here & self.group_ids, pa.int64())
+        of_settled = pc.is_in(batch.column("group_id"), value_set=settled)
+        self._count(batch.filter(pc.and_(of_settled, is_of(batch, *_COUNTED))))
+        to_fold = pc.and_(is_of(batch, *_FOLDED), pc.invert(of_settled))
         return batch.filter(to_fold)
 
     def check_whole(self, start: Projection) -> None:
@@ -109,9 +119,9 @@ class _Settled:
 
     def _settle(self, batch: pa.RecordBatch) -> None:
         """Find the groups that events of this batch settle, given those of all newer batches."""
-        dropped = batch.filter(_is_of(batch, e.GroupDropped)).column("group_id").to_pylist()
+        dropped = batch.filter(is_of(batch, e.GroupDropped)).column("group_id").to_pylist()
         self.group_ids.update(group_id for group_id in dropped if group_id >= self._first_group)
-        steps_and_frontiers = batch.filter(_is_of(batch, e.StepApplied, e.CheckpointCommitted))
+        steps_and_frontiers = batch.filter(is_of(batch, e.StepApplied, e.CheckpointCommitted))
         for record in reversed(list(read_events(steps_and_frontiers))):
             event = record.event
             if isinstance(event, e.CheckpointCommitted) and not self._frontier_seq:
@@ -125,19 +135,19 @@ class _Settled:
                     self.group_ids |= applied
                     self._applied += len(applied)
         if self._last_reserved is None:
-            reserved = batch.filter(_is_of(batch, e.GroupReserved))
+            reserved = batch.filter(is_of(batch, e.GroupReserved))
             for record in read_events(reserved.slice(max(0, reserved.num_rows - 1))):
                 assert isinstance(record.event, e.GroupReserved)
                 self._last_reserved = record.event
 
     def _count(self, rows: pa.RecordBatch) -> None:
-        sealed = rows.filter(_is_of(rows, e.SiblingSealed))
+        sealed = rows.filter(is_of(rows, e.SiblingSealed))
         self._sealed += sealed.num_rows
-        self._sealed_tokens += _completion_tokens(sealed)
-        self._late += pc.sum(_is_of(rows, e.LateResultRejected)).as_py() or 0
-        self._dropped.update(_reasons(rows.filter(_is_of(rows, e.GroupDropped))))
-        self._superseded.update(_reasons(rows.filter(_is_of(rows, e.AttemptSuperseded))))
-        reserved = rows.filter(_is_of(rows, e.GroupReserved))
+        self._sealed_tokens += self._completion_tokens(sealed)
+        self._late += pc.sum(is_of(rows, e.LateResultRejected)).as_py() or 0
+        self._dropped.update(count_reasons(rows.filter(is_of(rows, e.GroupDropped))))
+        self._superseded.update(count_reasons(rows.filter(is_of(rows, e.AttemptSuperseded))))
+        reserved = rows.filter(is_of(rows, e.GroupReserved))
         steps, seqs = reserved.column("train_step").to_pylist(), reserved.column("seq").to_pylist()
         self._places.update(
             step
@@ -162,10 +172,18 @@ class _Settled:
         p.superseded = dict(Counter(p.superseded) + self._superseded)
 
 
+#: What leaves a number behind.
+_COUNTED = (
+    e.SiblingSealed,
+    e.LateResultRejected,
+    e.GroupDropped,
+    e.AttemptSuperseded,
+    e.GroupReserved,
+)
 _FOLDED = tuple(event_type for event_type in e.EVENT_TYPES.values() if changes_state(event_type))
 
 
-def _is_of(rows: pa.RecordBatch, *event_types: type[e.Event]) -> pa.Array:
+def is_of(rows: pa.RecordBatch, *event_types: type[e.Event]) -> pa.Array:
     """Return for each row whether its event is of one of these types."""
     kinds = rows.column("kind")
     wanted = {e.kind_of(event_type) for event_type in event_types}
@@ -173,22 +191,18 @@ def _is_of(rows: pa.RecordBatch, *event_types: type[e.Event]) -> pa.Array:
     return pc.is_in(kinds.indices, value_set=pa.array(codes, kinds.indices.type))
 
 
-def _reasons(rows: pa.RecordBatch) -> dict[Reason, int]:
+def count_reasons(rows: pa.RecordBatch) -> dict[Reason, int]:
+    """Return how many of the rows have each reason."""
     counted = pc.value_counts(rows.column("reason").cast(pa.utf8()))
     return {Reason(one["values"]): one["counts"] for one in counted.to_pylist()}
 
 
 def _completion_tokens(sealed: pa.RecordBatch) -> int:
-    present = pc.equal(sealed.column("version"), e.SiblingSealed.VERSION)
-    payloads = sealed.column("payload").filter(present).to_pylist()
-    tokens = sum(decode_integers(e.SiblingSealed, "completion_tokens", payloads))
-    for record in read_events(sealed.filter(pc.invert(present))):
-        assert isinstance(record.event, e.SiblingSealed)
-        tokens += record.event.completion_tokens
-    return tokens
+    tokens = payload_columns(e.SiblingSealed, sealed, ("completion_tokens",))["completion_tokens"]
+    return pc.sum(tokens).as_py() or 0
 
 
-def _check_readable(batch: pa.RecordBatch) -> None:
+def check_readable(batch: pa.RecordBatch) -> None:
     """Refuse what decoding every event would refuse, kinds, versions and reasons of a newer kinlog, by decoding one of
     each."""
     kinds, reasons = batch.column("kind").indices, batch.column("reason").indices

@@ -1,16 +1,33 @@
 """Statistics of a run: what its log holds and what that amounts to."""
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from kinlog.lineage.fold import fold
-from kinlog.lineage.scan import LogScan
+from kinlog.lineage.reading import ignorable_kinds, read_events
+from kinlog.lineage.scan import LogScan, ScannedSegment
 from kinlog.lineage.state import GroupPhase, Projection
-from kinlog.replay.inspection import list_segments
 from kinlog.replay.lives import Life, LivesTally
+from kinlog.replay.payload_columns import payload_columns
+from kinlog.replay.settled import count_reasons, is_of, replay_newest_first
 from kinlog.schemas import events as e
 from kinlog.schemas.reasons import CheckpointKind
+
+_IDENTITY = ("group_id", "generation", "attempt")
+_FACTOR = 4099
+
+#: Few, and looked at one by one.
+_RUN_EVENTS = (
+    e.WriterOpened,
+    e.WriterClosed,
+    e.TailTruncated,
+    e.RunRestored,
+    e.StepApplied,
+    e.CheckpointCommitted,
+)
 
 __all__ = [
     "CheckpointRecord",
@@ -108,6 +125,8 @@ class RunStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Tally:
+    """Counts a log's events by columns, the newest batch first."""
+
     def __init__(self) -> None:
         self.kinds: Counter[str] = Counter()
         self.superseded: Counter[str] = Counter()
@@ -116,64 +135,153 @@ class _Tally:
         self.validity: Counter[str] = Counter()
         self.finish: Counter[str] = Counter()
         self.failed_checkpoints: Counter[str] = Counter()
-        self.sealed_tokens = self.superseded_tokens = self.late_tokens = self.rolled_back = 0
-        self.checkpoints: list[CheckpointRecord] = []
+        self.superseded_tokens = self.late_tokens = 0
+        self._given_up: dict[int, dict[tuple[int, int], str]] = {}
+        """group -> (generation, attempt) -> why it was given up, as long as it is not known whether it had been sealed."""
+        self._sealed_seqs, self._sealed_tokens = pa.array([], pa.uint64()), pa.array([], pa.int64())
+        """Of the last batch."""
+        self._records: list[e.RecordedEvent] = []
+        """Of the whole run, and those at which a life begins or ends; the newest first."""
 
-    def add(self, record: e.RecordedEvent, before: Projection) -> None:
-        """Count an event, given the state that it meets."""
-        event = record.event
-        self.kinds[e.kind_of(type(event))] += 1
-        match event:
-            case e.SiblingSealed():
-                self.sealed_tokens += event.completion_tokens
-                self.validity[event.validity.value] += 1
-                self.finish[event.finish_reason.value] += 1
-            case e.AttemptSuperseded():
-                self.superseded[event.reason.value] += 1
-                sealed = _sealed(before, event)
-                if sealed is not None:
-                    self.superseded_sealed[event.reason.value] += 1
-                    self.superseded_tokens += sealed.completion_tokens
-            case e.LateResultRejected():
-                self.late[event.reason.value] += 1
-                self.late_tokens += event.completion_tokens
-            case e.RunRestored():
-                self.rolled_back += before.train_step - event.train_step
-            case e.CheckpointCommitted():
-                self.checkpoints.append(
-                    CheckpointRecord(
-                        name=event.name,
-                        kind=event.checkpoint_kind,
-                        train_step=event.train_step,
-                        position_seq=event.position.seq,
-                        committed_us=record.time_us,
+    def through(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Count batches on their way to another reader."""
+        for batch in batches:
+            self._take(batch)
+            yield batch
+
+    def completion_tokens(self, rows: pa.RecordBatch) -> int:
+        """Return the sum of the tokens of some of the last batch's seals."""
+        return (
+            pc.sum(self._sealed_tokens.filter(pc.is_in(self._sealed_seqs, rows.column("seq")))).as_py() or 0
+        )
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        kinds = batch.column("kind")
+        names = kinds.dictionary.to_pylist()
+        for counted in pc.value_counts(kinds.indices).to_pylist():
+            self.kinds[names[counted["values"]]] += counted["counts"]
+        self._take_superseded(batch.filter(is_of(batch, e.AttemptSuperseded)))
+        self._take_sealed(batch.filter(is_of(batch, e.SiblingSealed)))
+        late = batch.filter(is_of(batch, e.LateResultRejected))
+        self.late.update(count_reasons(late))
+        tokens = payload_columns(e.LateResultRejected, late, ("completion_tokens",))["completion_tokens"]
+        self.late_tokens += pc.sum(tokens).as_py() or 0
+        self.failed_checkpoints.update(count_reasons(batch.filter(is_of(batch, e.CheckpointFailed))))
+        told = pc.or_(is_of(batch, *_RUN_EVENTS), _ends_of_lives(batch))
+        records = list(read_events(batch.filter(told), ignorable_kinds(batch.schema)))
+        self._records += reversed(records)
+
+    def _take_superseded(self, rows: pa.RecordBatch) -> None:
+        self.superseded.update(count_reasons(rows))
+        columns = [rows.column(name).to_pylist() for name in _IDENTITY]
+        reasons = rows.column("reason").cast(pa.utf8()).to_pylist()
+        for group_id, generation, attempt, reason in zip(*columns, reasons, strict=True):
+            self._given_up.setdefault(group_id, {})[generation, attempt] = reason
+
+    def _take_sealed(self, rows: pa.RecordBatch) -> None:
+        columns = payload_columns(e.SiblingSealed, rows, ("completion_tokens", "validity", "finish_reason"))
+        self._sealed_seqs, self._sealed_tokens = rows.column("seq"), columns["completion_tokens"]
+        for counter, name in ((self.validity, "validity"), (self.finish, "finish_reason")):
+            for counted in pc.value_counts(columns[name]).to_pylist():
+                counter[counted["values"]] += counted["counts"]
+        here = set(pc.unique(rows.column("group_id")).to_pylist()) & self._given_up.keys()
+        hashes = [
+            _hash(group_id, generation, attempt)
+            for group_id in here
+            for generation, attempt in self._given_up[group_id]
+        ]
+        may_be_given_up = pc.is_in(_hashes(rows), pa.array(hashes, pa.int64()))
+        of_given_up, tokens = rows.filter(may_be_given_up), self._sealed_tokens.filter(may_be_given_up)
+        identity = [of_given_up.column(name).to_pylist() for name in _IDENTITY]
+        for group_id, generation, attempt, completion_tokens in zip(
+            *identity, tokens.to_pylist(), strict=True
+        ):
+            self._take_given_up(group_id, generation, attempt, completion_tokens)
+
+    def _take_given_up(self, group_id: int, generation: int, attempt: int, completion_tokens: int) -> None:
+        """Count a seal if its attempt was given up later."""
+        reason = self._given_up.get(group_id, {}).pop((generation, attempt), None)
+        if reason is not None:
+            self.superseded_sealed[reason] += 1
+            self.superseded_tokens += completion_tokens
+
+    def go_on_from(self, beginning: Projection) -> None:
+        """Take what had been sealed before the oldest batch. The last to be called."""
+        for group_id in self._given_up.keys() & beginning.groups.keys():
+            for sibling in beginning.groups[group_id].siblings.values():
+                if sibling.sealed is not None:
+                    self._take_given_up(
+                        group_id, sibling.generation, sibling.attempt, sibling.sealed.completion_tokens
                     )
-                )
-            case e.CheckpointFailed():
-                self.failed_checkpoints[event.reason.value] += 1
+
+    def lives(self) -> tuple[Life, ...]:
+        """Return the lives of the run, oldest first."""
+        lives = LivesTally()
+        for record in reversed(self._records):
+            lives.add(record)
+        return lives.lives()
+
+    def checkpoints(self) -> tuple[CheckpointRecord, ...]:
+        """Return the checkpoints that were committed, oldest first."""
+        return tuple(
+            CheckpointRecord(
+                name=event.name,
+                kind=event.checkpoint_kind,
+                train_step=event.train_step,
+                position_seq=event.position.seq,
+                committed_us=record.time_us,
+            )
+            for record in reversed(self._records)
+            if isinstance(event := record.event, e.CheckpointCommitted)
+        )
+
+    def steps_rolled_back(self, train_step: int) -> int:
+        """Return how many steps restarts have undone, given the last one before the oldest batch."""
+        undone = 0
+        for record in reversed(self._records):
+            if isinstance(record.event, e.StepApplied):
+                train_step = record.event.train_step
+            elif isinstance(record.event, e.RunRestored):
+                undone += train_step - record.event.train_step
+                train_step = record.event.train_step
+        return undone
 
 
-def _sealed(before: Projection, event: e.AttemptSuperseded) -> e.SiblingSealed | None:
-    group = before.groups.get(event.group_id)
-    sibling = group.siblings.get(event.generation) if group is not None else None
-    return sibling.sealed if sibling is not None else None
+def _hash(group_id: int, generation: int, attempt: int) -> int:
+    """Return a number by which an attempt is found among many; others may have the same."""
+    return (((group_id * _FACTOR + generation) * _FACTOR + attempt + 2**63) % 2**64) - 2**63
+
+
+def _hashes(rows: pa.RecordBatch) -> pa.Array:
+    group_ids, generations, attempts = (rows.column(name).cast(pa.int64()) for name in _IDENTITY)
+    # Arrow's numbers wrap around.
+    return pc.add(pc.multiply(pc.add(pc.multiply(group_ids, _FACTOR), generations), _FACTOR), attempts)
+
+
+def _ends_of_lives(batch: pa.RecordBatch) -> pa.Array:
+    """Return for each row whether it is next to another life's, or at an end of the batch."""
+    epochs = batch.column("epoch")
+    changes = pc.not_equal(epochs.slice(1), epochs.slice(0, batch.num_rows - 1))
+    end = pa.array([True])
+    return pc.or_(pa.concat_arrays([end, changes]), pa.concat_arrays([changes, end]))
 
 
 def collect_statistics(scan: LogScan) -> RunStatistics:
-    """Read a whole log and count.
+    """Count what a log holds, by its columns: few of its events are decoded.
 
     Raises
     ------
     TransitionError
-        The log tells an impossible story.
+        The log tells an impossible story, as far as that is looked at: see ``kinlog.replay.settled``.
     LogUnsupportedError
         An event was written by a newer kinlog.
     """
-    projection, lives, tally = scan.beginning(), LivesTally(), _Tally()
-    for record in scan.events():
-        tally.add(record, projection)
-        lives.add(record)
-        fold(projection, record)
+    beginning, tally = scan.beginning(), _Tally()
+    batches = scan.batches(beginning.last_seq, newest_first=True)
+    projection = replay_newest_first(
+        tally.through(batches), scan.beginning(), completion_tokens=tally.completion_tokens
+    )
+    tally.go_on_from(beginning)
     groups = projection.groups.values()
     parked = Counter(
         g.parked_reason.value for g in groups if g.phase is GroupPhase.PARKED and g.parked_reason is not None
@@ -183,7 +291,7 @@ def collect_statistics(scan: LogScan) -> RunStatistics:
         run_id=scan.run_id,
         log_id=scan.log_id,
         segments=len(scan.segments),
-        verified_bytes=sum(segment.verified_bytes for segment in list_segments(scan)),
+        verified_bytes=sum(_verified_bytes(scan, segment) for segment in scan.segments),
         events=scan.end.seq,
         dropped_events=scan.first_seq - 1,
         events_by_kind=dict(tally.kinds),
@@ -205,17 +313,24 @@ def collect_statistics(scan: LogScan) -> RunStatistics:
             sealed_by_finish=dict(tally.finish),
         ),
         tokens=TokenStatistics(
-            sealed=tally.sealed_tokens, superseded=tally.superseded_tokens, late=tally.late_tokens
+            sealed=projection.sealed_tokens_total - beginning.sealed_tokens_total,
+            superseded=tally.superseded_tokens,
+            late=tally.late_tokens,
         ),
         steps=StepStatistics(
             applied=projection.train_step,
-            rolled_back=tally.rolled_back,
+            rolled_back=tally.steps_rolled_back(beginning.train_step),
             weight_version=projection.weight_version,
             weights_published=tally.kinds["weights_published"],
         ),
         draw_cursor=projection.draw_cursor,
         dataset_exhausted=projection.exhausted,
-        checkpoints=tuple(tally.checkpoints),
+        checkpoints=tally.checkpoints(),
         checkpoints_failed=dict(tally.failed_checkpoints),
-        lives=lives.lives(),
+        lives=tally.lives(),
     )
+
+
+def _verified_bytes(scan: LogScan, segment: ScannedSegment) -> int:
+    # Of a compacted one the scan has the beginning only; all of it was verified to be read.
+    return segment.path.stat().st_size if segment.compacted else segment.scan.end_offset

@@ -43,6 +43,10 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     """Where the run's log and checkpoints live. Relative paths are relative to the working directory."""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     """Of the trainer and of every rollout."""
+    deterministic: bool = False
+    """Refuse operations of torch that may give another result each time, in trainer and generation workers. With
+    ``sampler: {name: in_order, max_lookahead_versions: 0}`` a run that is killed ends with the very weights of one that
+    is not."""
     model: ModelSettings = ModelSettings()
     generation: GenerationSettings = GenerationSettings()
     dataset: DatasetSettings

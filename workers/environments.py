@@ -11,7 +11,15 @@ from kinlog.schemas.errors import ConfigError
 from kinlog.schemas.settings import RolloutSettings
 from kinlog.workers.tasks import Item, TaskMixture
 
-__all__ = ["AGENTS", "Environment", "EnvironmentFailure", "Scorer", "Verdict", "build_environment", "open_dataset"]
+__all__ = [
+    "AGENTS",
+    "Environment",
+    "EnvironmentFailure",
+    "Scorer",
+    "Verdict",
+    "build_environment",
+    "open_dataset",
+]
 
 #: How the ``retry`` agent says that an answer was wrong.
 _WRONG = "?"

@@ -15,6 +15,7 @@ from kinlog.schemas.orders import RolloutFailed, RolloutOrder
 from kinlog.schemas.reasons import Reason
 from kinlog.schemas.receipts import ModelCall, Receipt
 from kinlog.workers.data_plane import DataPlane
+from kinlog.workers.determinism import be_deterministic
 from kinlog.workers.environments import Environment, build_environment
 from kinlog.workers.failures import classify_failure
 from kinlog.workers.model import load_policy
@@ -42,6 +43,8 @@ class RolloutWorker:
     def __init__(self, config: RunConfig, journal_directory: Path | None = None) -> None:
         self._config = config
         self._journal_directory = journal_directory
+        if config.deterministic:
+            be_deterministic()
         self._tasks = TaskMixture(config.dataset)
         self._policy = load_policy(config.model)
         self._environments: dict[str, Environment] = {}

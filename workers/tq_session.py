@@ -29,7 +29,8 @@ __all__ = ["TqSession", "TqCall", "required_cpus"]
 
 T = TypeVar("T")
 
-_START_TIMEOUT_S = 90.0
+_START_TIMEOUT_S = 240.0
+"""Whoever starts it may give up sooner (``supervision.start_timeout_s``): on busy machines its imports alone take minutes."""
 _SETTLE_TIMEOUT_S = 15.0
 """How long Ray may take to give back the name and the CPUs of a TransferQueue that was closed."""
 _CLOSE_TIMEOUT_S = 30.0

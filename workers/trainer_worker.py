@@ -10,6 +10,7 @@ from kinlog.schemas.config import RunConfig
 from kinlog.schemas.errors import DataPlaneError, NotAttachedError
 from kinlog.schemas.orders import TrainMetrics, TrainOrder
 from kinlog.workers.data_plane import DataPlane
+from kinlog.workers.determinism import be_deterministic
 from kinlog.workers.grpo import TrainingRow
 from kinlog.workers.model import load_policy
 from kinlog.workers.rows import CanonicalRow
@@ -23,6 +24,8 @@ class TrainerWorker:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
+        if config.deterministic:
+            be_deterministic()
         policy = load_policy(config.model)
         # What training draws is the run's, and not the process's: saved with each checkpoint, the same from the start.
         torch.manual_seed(config.seed)

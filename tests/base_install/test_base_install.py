@@ -34,6 +34,8 @@ INSPECTION = [
     ("log", "verify"),
     ("plan",),
     ("audit",),
+    ("at", "--step", "1"),
+    ("examples", "--step", "1", "--text"),
 ]
 
 

@@ -254,12 +254,20 @@ def test_train_passes_its_arguments_on_and_returns_the_status(monkeypatch: pytes
     assert _kinlog("train", str(config), "--resume", "--run-dir", "here").exit_code == 21
     assert _kinlog("train", str(config), "--resume", "--checkpoint", "start").exit_code == 21
     assert _kinlog("train", str(config), "--resume", "--discard-rollouts").exit_code == 21
-    nothing = {"resume": False, "run_dir": None, "checkpoint": None, "discard_rollouts": False}
+    assert _kinlog("train", str(config), "--quiet").exit_code == 21
+    nothing = {
+        "resume": False,
+        "run_dir": None,
+        "checkpoint": None,
+        "discard_rollouts": False,
+        "quiet": False,
+    }
     assert calls == [
         (config, nothing),
         (config, nothing | {"resume": True, "run_dir": Path("here")}),
         (config, nothing | {"resume": True, "checkpoint": "start"}),
         (config, nothing | {"resume": True, "discard_rollouts": True}),
+        (config, nothing | {"quiet": True}),
     ]
 
 
@@ -277,7 +285,7 @@ def test_an_error_of_the_run_ends_with_its_exit_code(monkeypatch: pytest.MonkeyP
     _launch(monkeypatch, train)
     result = _kinlog("train", str(config))
     assert result.exit_code == 4
-    assert result.stderr == "kinlog: error [run_exists]: there is one already\n"
+    assert result.stderr == "kinlog: error [run_exists]: there is one already (kinlog explain run_exists)\n"
 
 
 def test_a_bug_is_not_dressed_up_as_an_error_of_the_user(monkeypatch: pytest.MonkeyPatch, config: Path):
@@ -296,7 +304,7 @@ def test_a_file_that_cannot_be_read_is_one_clear_line(monkeypatch: pytest.Monkey
     result = _kinlog("train", str(config))
     assert (result.exit_code, result.stderr) == (
         1,
-        "kinlog: error [io]: /somewhere/segment: Permission denied\n",
+        "kinlog: error [io]: /somewhere/segment: Permission denied (kinlog explain io)\n",
     )
 
 

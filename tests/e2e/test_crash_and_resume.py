@@ -17,7 +17,7 @@ from kinlog.schemas import events as e
 from kinlog.schemas.reasons import Granularity, Reason
 from kinlog.schemas.receipts import staging_key
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("the run that is killed")]
 
 SECOND = 2
 """The epoch of the life after the kill."""

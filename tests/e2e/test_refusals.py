@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kinlog.workers.data_plane import DataPlane
 
 pytest_plugins = ["kinlog_data_plane"]
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("the run that is killed")]
 
 #: What ``kinlog train`` says as soon as there is a cluster.
 CLUSTER = "Ray started"

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from kinlog_compaction import folded
 from kinlog_run_fixtures import Chance, DiskRun
+from kinlog_two_lives import LAST, OLDEST_KEPT, compact_two_lives, two_lives
 
 from kinlog.controller.inspection_text import render_segments, render_statistics, render_verification
-from kinlog.lineage.compaction import compact_log
 from kinlog.lineage.fold import FOLD_VERSION
 from kinlog.lineage.log_copy import copy_log
 from kinlog.lineage.scan import scan_log
@@ -24,21 +24,13 @@ from kinlog.replay.verify import verify_everything
 from kinlog.schemas.errors import CheckpointError
 from kinlog.schemas.manifest import Manifest
 
-LAST, OLDEST_KEPT, FORGOTTEN = "step_000012", "step_000009", "step_000003"
+FORGOTTEN = "step_000003"
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> DiskRun:
     """Two lives, checkpoints at steps 3, 6, 9 and 12, and a little more. The second life goes on."""
-    run = DiskRun(tmp_path / "run", segment_bytes=65_536)
-    chance = Chance(run, 5, permits=8)
-    chance.live(through_step=7, groups_per_step=2, checkpoint_every=3)
-    run.kill()
-    run.restart()
-    chance.live(through_step=12, groups_per_step=2, checkpoint_every=3)
-    chance.turn(2)
-    run.position()
-    return run
+    return two_lives(tmp_path / "run")
 
 
 def manifest_of(run: DiskRun, name: str) -> Manifest:
@@ -47,14 +39,7 @@ def manifest_of(run: DiskRun, name: str) -> Manifest:
 
 def drop(run: DiskRun) -> int:
     """Drop what is behind the oldest checkpoint that is kept; returns the last seq that is gone."""
-    names = [LAST, OLDEST_KEPT]
-    result = compact_log(
-        LocalStore(),
-        run.directory.log,
-        epoch=run._epoch,
-        checkpoints=[manifest_of(run, name).position for name in names],
-        drop_through_seq=manifest_of(run, OLDEST_KEPT).position.seq,
-    )
+    result = compact_two_lives(run, drop=True)
     assert result.dropped_through_seq > 100
     return result.dropped_through_seq
 

@@ -52,7 +52,7 @@ def test_planning_changes_nothing_and_needs_no_lock(tmp_path: Path):
 
 def test_without_a_checkpoint_everything_sealed_is_generated_again(tmp_path: Path):
     run = _interrupted(tmp_path / "run", steps=2)
-    plan, report = plan_offline(run.directory, policy=POLICY)
+    plan, report, _ = plan_offline(run.directory, policy=POLICY)
     assert (report.checkpoint, report.train_step, report.siblings_reused) == (None, 0, 0)
     assert report.steps_undone == 2
     assert plan.lost_tokens == report.tokens_to_redo > 0
@@ -119,7 +119,7 @@ def test_a_damaged_log_is_refused(tmp_path: Path):
 def test_what_the_sampler_calls_stale_is_dropped(tmp_path: Path):
     run = small_run(tmp_path / "run")
     run.kill()
-    plan, report = plan_offline(
+    plan, report, _ = plan_offline(
         run.directory, policy=POLICY, is_stale=lambda p, group: p.weight_version == 1 and group.group_id == 2
     )
     assert report.groups_dropped == {"stale": 1}

@@ -9,13 +9,11 @@ from kinlog_compaction import events_of
 from kinlog_golden import READABLE, log_path
 from kinlog_long_run import LongRun
 from kinlog_run_fixtures import Chance, DiskRun, small_run
+from kinlog_two_lives import compact_two_lives, two_lives
 
-from kinlog.lineage.compaction import compact_log
 from kinlog.lineage.scan import LogScan, scan_log
 from kinlog.lineage.state import Projection
-from kinlog.lineage.store import LocalStore
 from kinlog.replay.audit import audit_log
-from kinlog.replay.checkpoints import read_manifest
 from kinlog.replay.lives import LifeEnd
 from kinlog.replay.statistics import collect_statistics
 from kinlog.replay.steady_clock import SteadyClock
@@ -250,28 +248,7 @@ def test_impossible_story_is_refused():
 @pytest.fixture
 def run(tmp_path: Path) -> DiskRun:
     """Two lives with checkpoints. The second goes on."""
-    run = DiskRun(tmp_path / "run", segment_bytes=65_536)
-    chance = Chance(run, 5, permits=8)
-    chance.live(through_step=7, groups_per_step=2, checkpoint_every=3)
-    run.kill()
-    run.restart()
-    chance.live(through_step=12, groups_per_step=2, checkpoint_every=3)
-    chance.turn(2)
-    run.position()
-    return run
-
-
-def compact(run: DiskRun, *, drop: bool) -> None:
-    positions = [
-        read_manifest(run.directory.checkpoints / name).position for name in ("step_000012", "step_000009")
-    ]
-    compact_log(
-        LocalStore(),
-        run.directory.log,
-        epoch=2,
-        checkpoints=positions,
-        drop_through_seq=positions[1].seq if drop else 0,
-    )
+    return two_lives(tmp_path / "run")
 
 
 def test_live_log_is_shown_as_far_as_it_is_written(run: DiskRun):
@@ -282,7 +259,7 @@ def test_live_log_is_shown_as_far_as_it_is_written(run: DiskRun):
 
 def test_compacted_log_has_the_same_timeline(run: DiskRun):
     before = build_timeline(scan_log(run.directory.log))
-    compact(run, drop=False)
+    compact_two_lives(run, drop=False)
     scan = scan_log(run.directory.log)
     assert any(segment.compacted for segment in scan.segments)
     after = build_timeline(scan)
@@ -292,7 +269,7 @@ def test_compacted_log_has_the_same_timeline(run: DiskRun):
 
 def test_dropped_history_is_said_to_be_missing_and_its_workers_are_not_known(run: DiskRun):
     whole = build_timeline(scan_log(run.directory.log))
-    compact(run, drop=True)
+    compact_two_lives(run, drop=True)
     scan = scan_log(run.directory.log)
     assert_agrees_with_statistics_and_audit(scan)
     timeline = build_timeline(scan)

@@ -5,15 +5,11 @@ from typing import Any
 
 import pytest
 from kinlog_compaction import folded
-from kinlog_run_fixtures import Chance, DiskRun
+from kinlog_two_lives import compact_two_lives, two_lives
 
-from kinlog.lineage.compaction import compact_log
 from kinlog.lineage.scan import LogScan, scan_log
 from kinlog.lineage.store import LocalStore
-from kinlog.replay.checkpoints import read_manifest
 from kinlog.replay.view_reading import dropped_note, view_table
-
-KEPT = ("step_000009", "step_000012")
 
 Row = dict[str, Any]
 
@@ -21,22 +17,13 @@ Row = dict[str, Any]
 @pytest.fixture
 def scans(tmp_path: Path) -> tuple[LogScan, LogScan]:
     """The log of two lives before and after what is behind its oldest kept checkpoint was dropped."""
-    run = DiskRun(tmp_path / "run", segment_bytes=65_536)
-    chance = Chance(run, 5, permits=8)
-    chance.live(through_step=7, groups_per_step=2, checkpoint_every=3)
-    run.kill()
-    run.restart()
-    chance.live(through_step=12, groups_per_step=2, checkpoint_every=3)
-    chance.turn(2)
+    run = two_lives(tmp_path / "run")
     run.kill()
     before = run.directory.path / "before"
     LocalStore().make_directory(before)
     for file in run.directory.log.glob("segment-*"):
         (before / file.name).write_bytes(file.read_bytes())
-    positions = [read_manifest(run.directory.checkpoints / name).position for name in KEPT]
-    compact_log(
-        LocalStore(), run.directory.log, epoch=2, checkpoints=positions, drop_through_seq=positions[0].seq
-    )
+    compact_two_lives(run, drop=True)
     after = scan_log(run.directory.log)
     assert after.first_seq > 100
     return scan_log(before), after

@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 
 import psutil
 from kinlog_e2e import KinlogProcess, blake2b
+from msgspec.structs import replace
 
 from kinlog.lineage.fold import fold
 from kinlog.lineage.run_directory import RunDirectory
@@ -24,8 +26,10 @@ from kinlog.replay.audit import Audit, audit_log
 from kinlog.replay.checkpoints import TEMPORARY_PREFIX
 from kinlog.replay.difference import Comparison, compare_examples
 from kinlog.replay.examples import StepExamples, trained_examples
+from kinlog.schemas.config import dump_config, load_config
 from kinlog.schemas.errors import LogDamagedError, RunNotFoundError
 from kinlog.schemas.events import CheckpointCommitted, RecoveryPlanned, SiblingSealed
+from kinlog.schemas.settings import SamplerSettings
 
 #: What a victim's process is killed for: the whole tree, or one actor of it, by its Ray class.
 WHOLE_TREE = "whole tree"
@@ -45,32 +49,23 @@ _PATIENCE_S = 8.0
 #: About how long a recovery takes on two cores, nearly all of it imports in five processes.
 _RECOVERY_S = 40.0
 
-_CONFIG = """\
-model: {{hidden_size: 32, num_layers: 1, num_heads: 2, max_positions: 160}}
-generation: {{max_batch_size: 8, max_new_tokens: 40}}
-dataset:
-  size: 512
-  tasks:
-    - {{name: gcd, generator: gcd, agent: single_turn, options: {{min_value: 1, max_value: 6}}}}
-    - {{name: bits, generator: count_bits, agent: retry, options: {{min_n: 1, max_n: 9}}}}
-trainer: {{max_steps: {max_steps}, groups_per_step: 2, learning_rate: 2.0e-3}}
-rollout: {{num_generations: 4, max_live_groups: 12, max_inflight_siblings: 24, max_turns: 2, max_infrastructure_retries: 1000, max_data_retries: 1000}}
-supervision: {{max_retry_backoff_s: 2.0}}
-sampler: {sampler}
-rollout_recovery:
-  default_granularity: sibling
-  task_granularity_overrides: {{bits: {bits}}}
-checkpointing: {{every_steps: 3}}
-log: {{segment_bytes: 65536}}
-"""
-_LOCK_STEP = "{name: in_order, max_lookahead_versions: 0}"
-_ASYNCHRONOUS = "{name: weight_fifo, max_staleness_versions: 100}"
+#: What the soak trains: it is shipped, and says at its top what the soak proves. Both granularities are in it.
+LOCK_STEP = Path(str(files("kinlog.controller"))) / "examples" / "lock_step.yaml"
+_ASYNCHRONOUS = SamplerSettings(name="weight_fifo", max_staleness_versions=100)
 
 
 def write_soak_config(path: Path, *, max_steps: int, lock_step: bool) -> Path:
-    """Write the soak's configuration. In lock-step both granularities must give the same weights, so both are there."""
-    sampler = _LOCK_STEP if lock_step else _ASYNCHRONOUS
-    path.write_text(_CONFIG.format(max_steps=max_steps, sampler=sampler, bits="prompt_group"))
+    """Write the soak's configuration: no budget is ever spent, however often it is killed, and segments are small."""
+    shipped = load_config(LOCK_STEP)
+    config = replace(
+        shipped,
+        trainer=replace(shipped.trainer, max_steps=max_steps),
+        rollout=replace(shipped.rollout, max_infrastructure_retries=1000, max_data_retries=1000),
+        sampler=shipped.sampler if lock_step else _ASYNCHRONOUS,
+        supervision=replace(shipped.supervision, max_retry_backoff_s=2.0),
+        log=replace(shipped.log, segment_bytes=65536),
+    )
+    path.write_text(dump_config(config))
     return path
 
 

@@ -37,7 +37,7 @@ if (
     from kinlog_data_plane import DataPlaneHost
 
 pytest_plugins = ["kinlog_data_plane"]
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("the data plane")]
 
 CUT = object()
 STAGING, TRAINING = Partition.STAGING, Partition.TRAINING

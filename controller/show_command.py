@@ -1,0 +1,141 @@
+"""``kinlog log show``: the events of a log, filtered, and followed while it grows. It needs the base install only."""
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from kinlog.controller.time_option import time_value
+from kinlog.lineage.scan import scan_log
+from kinlog.replay.following import follow_events
+from kinlog.replay.inspection import locate_run
+from kinlog.replay.rendering import LINE_COLUMNS, event_line, event_object
+from kinlog.replay.selection import EventFilter, select_events
+from kinlog.schemas.events import EVENT_TYPES, RecordedEvent
+from kinlog.schemas.reasons import Reason
+
+__all__ = ["show_command"]
+
+_POLL_S = 0.5
+
+
+@click.command("show")
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--group", "group_id", type=click.IntRange(min=0), help="Only this group, with its steps.")
+@click.option("--generation", type=click.IntRange(min=0), help="Only this sibling of a group.")
+@click.option(
+    "--sample", "sample_id", metavar="ID", help="Only groups drawn from this sample of the dataset."
+)
+@click.option("--step", "train_step", type=click.IntRange(min=0), help="Only this optimizer step.")
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    metavar="KIND",
+    help="Only this kind, such as sibling_sealed. Repeatable.",
+)
+@click.option(
+    "--reason",
+    "reasons",
+    multiple=True,
+    metavar="REASON",
+    help="Only this reason, such as timeout. Repeatable.",
+)
+@click.option("--epoch", type=click.IntRange(min=1), help="Only this life of the run.")
+@click.option("--from", "first_seq", type=click.IntRange(min=1), default=1, help="From this seq on.")
+@click.option("--to", "last_seq", type=click.IntRange(min=1), help="Up to this seq, included.")
+@click.option(
+    "--since",
+    "since_us",
+    metavar="TIME",
+    callback=time_value,
+    help="Recorded at this time or later: ISO 8601, UTC.",
+)
+@click.option(
+    "--until", "until_us", metavar="TIME", callback=time_value, help="Recorded at this time or earlier."
+)
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is recorded from now on. Ctrl-C ends it.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line, with every field.")
+def show_command(
+    run: Path,
+    group_id: int | None,
+    generation: int | None,
+    sample_id: str | None,
+    train_step: int | None,
+    kinds: tuple[str, ...],
+    reasons: tuple[str, ...],
+    epoch: int | None,
+    first_seq: int,
+    last_seq: int | None,
+    since_us: int | None,
+    until_us: int | None,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Show events, oldest first. An event is shown if it fits every option.
+
+    Text is cut at the edge of a terminal, and abbreviates long fields; --json has everything. The checksum of every frame
+    that is read is verified; whether the events fit each other is for log verify to say.
+
+    \b
+    Exit codes
+      0  shown, or ended by Ctrl-C
+
+    \b
+    Example
+      kinlog log show runs/first --group 17
+      kinlog log show runs/first --kind attempt_superseded --reason timeout
+      kinlog log show runs/first --since 2026-01-31T22:00 --until 2026-01-31T22:05
+      kinlog log show runs/first --sample sums/41 --json | head
+      kinlog log show runs/first --follow --kind step_applied
+    """
+    _refuse_unknown("--kind", kinds, tuple(EVENT_TYPES))
+    _refuse_unknown("--reason", reasons, tuple(reason.value for reason in Reason))
+    selection = EventFilter(
+        kinds=frozenset(kinds),
+        group_id=group_id,
+        sample_id=sample_id,
+        generation=generation,
+        train_step=train_step,
+        reasons=frozenset(Reason(reason) for reason in reasons),
+        epoch=epoch,
+        first_seq=first_seq,
+        last_seq=last_seq,
+        since_us=since_us,
+        until_us=until_us,
+    )
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() and not as_json else None
+    records = _records(run, selection, follow=follow)
+    try:
+        if not as_json:
+            click.echo(LINE_COLUMNS[:width])
+        for record in records:
+            line = json.dumps(event_object(record), ensure_ascii=False) if as_json else event_line(record)
+            click.echo(line[:width])
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+
+
+def _records(run: Path, selection: EventFilter, *, follow: bool) -> Iterator[RecordedEvent]:
+    log = locate_run(run).log
+    if follow:
+        return follow_events(log, selection, pause=lambda: time.sleep(_POLL_S), tell=_tell)
+    scan = scan_log(log)
+    if scan.base is not None:
+        _tell(f"the events up to seq {scan.first_seq - 1} were dropped (log.history: drop)")
+    return select_events(scan, selection)
+
+
+def _tell(sentence: str) -> None:
+    click.echo(sentence, err=True)
+
+
+def _refuse_unknown(option: str, wanted: tuple[str, ...], known: tuple[str, ...]) -> None:
+    for name in wanted:
+        if name not in known:
+            raise click.BadParameter(f"{name!r} is none of: {', '.join(known)}", param_hint=option)
