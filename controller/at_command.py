@@ -39,8 +39,8 @@ def at_command(
 
     \b
     Exit codes
-      0  shown
-      1  there is no such point in the log, or not any more
+       0  shown
+      27  there is no such point in the log, or not any more
 
     \b
     Example
@@ -52,16 +52,13 @@ def at_command(
         raise click.UsageError("say one of --seq, --step and --time")
     directory = locate_run(run)
     scan = scan_log(directory.log)
-    try:
-        if seq is not None:
-            moment = find_seq(scan, seq)
-        elif step is not None:
-            moment = find_step(scan, step)
-        else:
-            assert time_us is not None
-            moment = find_time(scan, time_us)
-    except LookupError as error:
-        raise click.ClickException(str(error.args[0])) from None
+    if seq is not None:
+        moment = find_seq(scan, seq)
+    elif step is not None:
+        moment = find_step(scan, step)
+    else:
+        assert time_us is not None
+        moment = find_time(scan, time_us)
     projection, checkpoint = project_at(directory, scan, moment.seq)
     if as_json:
         document = {"at": moment, "from_checkpoint": checkpoint, "projection": projection}

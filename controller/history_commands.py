@@ -34,8 +34,8 @@ def examples_command(run: Path, step: int, text: bool, as_json: bool) -> None:
 
     \b
     Exit codes
-      0  shown
-      1  the step is not on the surviving history
+       0  shown
+      27  the step is not on the surviving history
 
     \b
     Example
@@ -43,10 +43,7 @@ def examples_command(run: Path, step: int, text: bool, as_json: bool) -> None:
       kinlog examples runs/first --step 7 --text
     """
     directory = locate_run(run)
-    try:
-        found = step_examples(scan_log(directory.log), step)
-    except LookupError as error:
-        raise click.ClickException(str(error.args[0])) from None
+    found = step_examples(scan_log(directory.log), step)
     texts = text_of_step(directory, found) if text else ()
     if as_json:
         document: Any = to_json_value(found)

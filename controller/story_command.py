@@ -35,8 +35,8 @@ def why_command(run: Path, sibling: tuple[int, int | None], as_json: bool) -> No
 
     \b
     Exit codes
-      0  told
-      1  the run has no such group, or nothing of it any more
+       0  told
+      27  the run has no such group, or nothing of it any more
 
     \b
     Example
@@ -45,14 +45,8 @@ def why_command(run: Path, sibling: tuple[int, int | None], as_json: bool) -> No
     """
     directory = locate_run(run)
     config = load_config(directory.config) if directory.config.is_file() else None
-    try:
-        story = tell_story(
-            scan_log(directory.log),
-            *sibling,
-            recovery=config.rollout_recovery if config is not None else None,
-        )
-    except LookupError as error:
-        raise click.ClickException(str(error.args[0])) from None
+    recovery = config.rollout_recovery if config is not None else None
+    story = tell_story(scan_log(directory.log), *sibling, recovery=recovery)
     if as_json:
         click.echo(json.dumps(to_json_value(story), indent=2, ensure_ascii=False))
     else:

@@ -14,7 +14,7 @@ from kinlog.replay.plain_text import format_count, format_time
 from kinlog.replay.projection import SNAPSHOT_NAME, project, read_snapshot
 from kinlog.replay.settled import is_of
 from kinlog.schemas import events as e
-from kinlog.schemas.errors import CheckpointError
+from kinlog.schemas.errors import CheckpointError, NotInRunError
 
 __all__ = ["Moment", "find_seq", "find_step", "find_time", "project_at", "surviving_step"]
 
@@ -35,18 +35,18 @@ def find_seq(scan: LogScan, seq: int) -> Moment:
 
     Raises
     ------
-    LookupError
+    NotInRunError
         The log does not have it, or not any more.
     """
     if seq > scan.end.seq:
-        raise LookupError(f"there is no event {seq}: the log ends at seq {scan.end.seq}")
+        raise NotInRunError(f"there is no event {seq}: the log ends at seq {scan.end.seq}")
     if seq < scan.first_seq:
-        raise LookupError(
+        raise NotInRunError(
             f"event {seq} was dropped (log.history: drop): the oldest event that is left is seq {scan.first_seq}"
         )
     for batch in scan.batches(seq - 1, through_seq=seq):
         return _moment(batch)
-    raise LookupError(f"there is no event {seq}")
+    raise NotInRunError(f"there is no event {seq}")
 
 
 def find_step(scan: LogScan, step: int) -> Moment:
@@ -54,7 +54,7 @@ def find_step(scan: LogScan, step: int) -> Moment:
 
     Raises
     ------
-    LookupError
+    NotInRunError
         It was not applied, or a restart has undone it.
     """
     record = surviving_step(scan, step)
@@ -66,7 +66,7 @@ def surviving_step(scan: LogScan, step: int) -> e.RecordedEvent:
 
     Raises
     ------
-    LookupError
+    NotInRunError
         It was not applied, or a restart has undone it.
     """
 
@@ -85,11 +85,11 @@ def surviving_step(scan: LogScan, step: int) -> e.RecordedEvent:
             if isinstance(event, e.StepApplied):
                 return record
             if isinstance(event, e.RunRestored) and event.train_step < step:
-                raise LookupError(
+                raise NotInRunError(
                     f"the run has no step {step} on its surviving history: it was not applied after the restart at seq "
                     f"{record.seq}, which went back to step {event.train_step}"
                 )
-    raise LookupError(f"the run has no step {step} on its surviving history{dropped}")
+    raise NotInRunError(f"the run has no step {step} on its surviving history{dropped}")
 
 
 def find_time(scan: LogScan, time_us: int) -> Moment:
@@ -100,7 +100,7 @@ def find_time(scan: LogScan, time_us: int) -> Moment:
 
     Raises
     ------
-    LookupError
+    NotInRunError
         Nothing was recorded by then, or nothing that is left.
     """
     found = False
@@ -121,7 +121,7 @@ def find_time(scan: LogScan, time_us: int) -> Moment:
     if not moments:
         first = find_seq(scan, scan.first_seq)
         kind = "the oldest event that is left" if scan.base is not None else "the first event"
-        raise LookupError(
+        raise NotInRunError(
             f"nothing was recorded by then: {kind}, seq {first.seq}, is of {format_time(first.time_us)}"
         )
     if not ahead:

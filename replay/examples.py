@@ -120,7 +120,7 @@ def step_examples(scan: LogScan, step: int) -> StepExamples:
 
     Raises
     ------
-    LookupError
+    NotInRunError
         The step is not on the surviving history, or not in the log any more.
     """
     record = surviving_step(scan, step)

@@ -15,6 +15,7 @@ from kinlog.replay.selection import may_list
 from kinlog.replay.sentences import BECAUSE, sentence
 from kinlog.replay.settled import is_of
 from kinlog.schemas import events as e
+from kinlog.schemas.errors import NotInRunError
 from kinlog.schemas.reasons import CheckpointKind
 from kinlog.schemas.settings import RolloutRecoverySettings
 
@@ -75,7 +76,7 @@ def tell_story(
 
     Raises
     ------
-    LookupError
+    NotInRunError
         The log has no such group or sibling, or nothing of it any more.
     TransitionError
         The events of the group tell an impossible story.
@@ -84,9 +85,9 @@ def tell_story(
     for record in _records(scan, group_id):
         teller.take(record)
     if teller.prompted is None:
-        raise LookupError(_missing(scan, group_id))
+        raise NotInRunError(_missing(scan, group_id))
     if generation is not None and generation >= teller.num_generations:
-        raise LookupError(
+        raise NotInRunError(
             f"group {group_id} has no sibling {generation}: it has 0 to {teller.num_generations - 1}"
         )
     return teller.story()

@@ -33,6 +33,7 @@ __all__ = [
     "PreemptedError",
     "MissingExtraError",
     "QueryError",
+    "NotInRunError",
 ]
 
 
@@ -256,3 +257,10 @@ class QueryError(KinlogError):
 
     code = "query"
     exit_code = 26
+
+
+class NotInRunError(KinlogError, LookupError):
+    """The run has no such step, group, sibling or moment. The message says what it has."""
+
+    code = "not_in_run"
+    exit_code = 27

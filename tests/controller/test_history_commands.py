@@ -33,7 +33,7 @@ def test_examples_shows_every_sibling_of_a_step_in_order(tmp_path: Path):
 
 def test_step_that_was_never_applied_is_said_to_be_missing(tmp_path: Path):
     result = _kinlog("examples", _trained(tmp_path / "run", 1), "--step", "9")
-    assert result.exit_code == 1
+    assert result.exit_code == 27
     assert "no step 9" in result.stderr
 
 

@@ -69,8 +69,8 @@ def test_why_tells_the_story_and_how_the_group_stands(run: DiskRun):
 @pytest.mark.parametrize(
     ("sibling", "code", "words"),
     [
-        ("99", 1, "group 99 was never drawn: the run has drawn 6 groups"),
-        ("4/9", 1, "group 4 has no sibling 9: it has 0 to 1"),
+        ("99", 27, "group 99 was never drawn: the run has drawn 6 groups"),
+        ("4/9", 27, "group 4 has no sibling 9: it has 0 to 1"),
         ("4/", 2, "neither a group, such as 17"),
         ("x", 2, "neither a group, such as 17"),
     ],
@@ -97,9 +97,9 @@ def test_at_shows_the_state_and_as_json_the_whole_projection(run: DiskRun):
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (("--seq", "99999"), 1, "the log ends at seq"),
-        (("--step", "7"), 1, "no step 7 on its surviving history"),
-        (("--time", "1999-12-31"), 1, "nothing was recorded by then"),
+        (("--seq", "99999"), 27, "the log ends at seq"),
+        (("--step", "7"), 27, "no step 7 on its surviving history"),
+        (("--time", "1999-12-31"), 27, "nothing was recorded by then"),
         (("--time", "yesterday"), 2, "no time such as 2026-01-31T23:59:59"),
         ((), 2, "say one of --seq, --step and --time"),
         (("--seq", "1", "--step", "1"), 2, "say one of --seq, --step and --time"),
