@@ -31,7 +31,7 @@ def _planned(path: Path, seed: int = 2) -> tuple[DiskRun, OfflinePlan]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_numbers_of_a_report_add_up(tmp_path: Path, seed: int):
-    _, (plan, report) = _planned(tmp_path / "run", seed)
+    _, (plan, report, _) = _planned(tmp_path / "run", seed)
     assert report.groups_alive == report.groups_reused + report.groups_to_finalize + report.groups_waiting
     assert report.groups_refinalized <= report.groups_to_finalize
     assert report.siblings_to_dispatch >= sum(report.siblings_redispatched.values())
@@ -58,12 +58,12 @@ def test_the_small_run_is_reported_as_by_hand(tmp_path: Path):
 
 
 def test_json_has_every_field_and_reads_back(tmp_path: Path):
-    _, (_, report) = _planned(tmp_path / "run")
+    _, (_, report, _) = _planned(tmp_path / "run")
     assert msgspec.json.decode(msgspec.json.encode(report), type=RecoveryReport) == report
 
 
 def test_text_shows_the_checkpoint_the_skipped_and_every_reason(tmp_path: Path):
-    _, (_, report) = _planned(tmp_path / "run")
+    _, (_, report, _) = _planned(tmp_path / "run")
     skipped = (
         SkippedCheckpoint("step_000009", "/somewhere/step_000009 is incomplete: it has no manifest.json"),
     )
@@ -82,13 +82,13 @@ def test_text_shows_the_checkpoint_the_skipped_and_every_reason(tmp_path: Path):
 
 
 def test_a_report_of_what_would_be_done_says_that_nothing_was_changed(tmp_path: Path):
-    _, (_, report) = _planned(tmp_path / "run")
+    _, (_, report, _) = _planned(tmp_path / "run")
     assert "nothing was changed" in render_report(report)
     assert "nothing was changed" not in render_report(msgspec.structs.replace(report, executed=True))
 
 
 def test_everything_redone_is_listed_with_its_reason(tmp_path: Path):
-    _, (plan, _) = _planned(tmp_path / "run")
+    _, (plan, _, _) = _planned(tmp_path / "run")
     lines = render_redone(plan).split("\n")[1:]
     assert len(lines) == (
         len(plan.superseded) + len(plan.finalize_failed) + len(plan.refinalized) + len(plan.dropped)
@@ -103,7 +103,7 @@ def test_a_projection_that_the_plan_was_not_made_from_is_refused(tmp_path: Path)
     run_plan = run.restart()
     run.kill()
     assert run_plan.superseded == ()
-    other, (plan, _) = _planned(tmp_path / "other")
+    other, (plan, _, _) = _planned(tmp_path / "other")
     other.restart()
     other.kill()
     after = project(scan_log(other.directory.log))
