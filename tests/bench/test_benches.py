@@ -16,7 +16,13 @@ def test_there_are_benches():
     assert {"append", "bytes_per_event", "event_loop_lag"} <= set(BENCHES)
 
 
-@pytest.mark.parametrize("name", BENCHES)
+#: What starts a real cluster.
+REAL = {"row_journal"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.e2e] if name in REAL else []) for name in BENCHES]
+)
 def test_bench_runs_and_reports_every_comparison(name, tmp_path):
     target = tmp_path / "report.json"
     done = subprocess.run(
