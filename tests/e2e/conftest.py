@@ -14,3 +14,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> KilledRun:
 def resumed(killed: KilledRun, tmp_path_factory: pytest.TempPathFactory) -> ResumedRun:
     """The same run, resumed and trained to the end."""
     return live_to_the_end(killed, tmp_path_factory.mktemp("resumed"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The soak takes longest: begun last, everybody else would wait for it."""
+    items.sort(key=lambda item: item.path.name != "test_soak.py")
