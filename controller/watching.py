@@ -141,5 +141,5 @@ def _get(reference: Any) -> Any:
         raise
     except ray.exceptions.RayActorError as error:
         raise WorkerLostError(
-            "the controller died. Resume the run: nothing sealed before the last checkpoint is lost."
+            "the controller died. Resume the run: with the row journal on, nothing sealed is lost."
         ) from error
