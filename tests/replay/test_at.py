@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from kinlog_builders import new_log, numbered
 from kinlog_run_fixtures import Chance, DiskRun
+from kinlog_two_lives import two_lives
 
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.scan import scan_log
@@ -21,13 +22,7 @@ from kinlog.schemas.events import RunRestored, StepApplied
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """Checkpoints at steps 3, 6 and 9; killed after step 7 and gone on from step 6."""
-    run = DiskRun(tmp_path_factory.mktemp("at") / "run", segment_bytes=65_536)
-    chance = Chance(run, 5, permits=8)
-    chance.live(through_step=7, groups_per_step=2, checkpoint_every=3)
-    run.kill()
-    run.restart()
-    chance.live(through_step=9, groups_per_step=2, checkpoint_every=3)
-    chance.turn(2)
+    run = two_lives(tmp_path_factory.mktemp("at") / "run", through_step=9)
     run.kill()
     return run.directory
 

@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pytest
 from kinlog_builders import Story as Told
-from kinlog_run_fixtures import Chance, DiskRun, small_run
+from kinlog_run_fixtures import DiskRun, small_run
+from kinlog_two_lives import compact_two_lives, two_lives
 
-from kinlog.lineage.compaction import compact_log
 from kinlog.lineage.scan import LogScan, scan_log
 from kinlog.lineage.state import GroupPhase
-from kinlog.lineage.store import LocalStore
-from kinlog.replay.checkpoints import read_manifest
 from kinlog.replay.projection import project
 from kinlog.replay.selection import EventFilter, select_events
 from kinlog.replay.story import Story, tell_story
@@ -31,13 +29,7 @@ def _scan(run: DiskRun) -> LogScan:
 @pytest.fixture(scope="module")
 def lived(tmp_path_factory: pytest.TempPathFactory) -> LogScan:
     """Two lives by chance, with everything that happens to groups."""
-    run = DiskRun(tmp_path_factory.mktemp("story") / "run", segment_bytes=65_536)
-    chance = Chance(run, 5, permits=8)
-    chance.live(through_step=7, groups_per_step=2, checkpoint_every=3)
-    run.kill()
-    run.restart()
-    chance.live(through_step=10, groups_per_step=2, checkpoint_every=3)
-    chance.turn(2)
+    run = two_lives(tmp_path_factory.mktemp("story") / "run", through_step=10)
     run.kill()
     return scan_log(run.directory.log)
 
@@ -156,20 +148,14 @@ def test_who_resolved_the_granularity_is_told_from_the_configuration(tmp_path: P
 
 
 def test_a_compacted_log_tells_the_same_and_a_dropped_one_what_is_left(tmp_path: Path):
-    run = DiskRun(tmp_path / "run", segment_bytes=65_536)
-    chance = Chance(run, 5, permits=8)
-    chance.live(through_step=7, groups_per_step=2, checkpoint_every=3)
-    run.kill()
-    run.restart()
-    chance.live(through_step=12, groups_per_step=2, checkpoint_every=3)
+    run = two_lives(tmp_path / "run")
     scan = _scan(run)
     groups = range(project(scan).drawn_total)
     before = {group_id: tell_story(scan, group_id) for group_id in groups}
-    marks = [read_manifest(run.directory.checkpoints / f"step_{step:06d}").position for step in (9, 12)]
-    compact_log(LocalStore(), run.directory.log, epoch=2, checkpoints=marks)
+    compact_two_lives(run, drop=False)
     assert {group_id: tell_story(_scan(run), group_id) for group_id in groups} == before
 
-    compact_log(LocalStore(), run.directory.log, epoch=2, checkpoints=marks, drop_through_seq=marks[0].seq)
+    compact_two_lives(run, drop=True)
     scan = _scan(run)
     assert scan.base is not None
     beginning = scan.beginning()
