@@ -12,7 +12,7 @@ demo: .venv/.train  ## train, kill, resume, train to the end, verify: about four
 
 test: lint types contracts unit e2e  ## everything that CI checks
 
-bench: .venv/.train  ## figures side by side with what one would pick instead; reports go to build/bench
+bench: .venv/.dev  ## figures side by side with what one would pick instead; reports go to build/bench
 	@for bench in $$(grep -l '^    run_bench(' bench/*.py); do \
 		echo; echo "== $$bench"; $(BIN)/python $$bench || exit 1; \
 	done

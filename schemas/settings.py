@@ -192,6 +192,9 @@ class RolloutSettings(Settings, frozen=True, kw_only=True):
     """A finalized group with a smaller fraction of valid siblings is dropped; one without any always is."""
     max_turns: Annotated[int, Meta(ge=1, le=MAX_MODEL_CALLS)] = 2
     """Model calls of one rollout, for agents that take several. At most as many as one event can hold the receipt of."""
+    max_state_bytes: PositiveInt = 1024 * 1024
+    """What an environment's state after a turn may take, for rollouts to be resumed there. A turn whose state is larger
+    is not resumed."""
     retry_discount: Fraction = 0.5
     """``retry`` agent: what each call after the first multiplies the reward by."""
     length_penalty: Annotated[float, Meta(ge=0)] = 0.0

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kinlog.schemas.config import RunConfig
 from kinlog.schemas.errors import ConfigError
@@ -15,7 +15,10 @@ __all__ = [
     "AGENTS",
     "Environment",
     "EnvironmentFailure",
+    "Episode",
+    "ResumableEpisode",
     "Scorer",
+    "StateNotUsableError",
     "Verdict",
     "build_environment",
     "open_dataset",
@@ -51,10 +54,14 @@ class Scorer(Protocol):
         ...
 
 
-class Environment(Protocol):
-    """Judges the calls of a rollout, one by one. It keeps no state between them: siblings share it."""
+class StateNotUsableError(Exception):
+    """A saved state is not one that the environment can go on from: the rollout is begun anew."""
 
-    async def judge(self, item: Item, answer: str, *, call: int) -> Verdict:
+
+class Episode(Protocol):
+    """The environment of one rollout, from its beginning to its end."""
+
+    async def judge(self, answer: str, *, call: int) -> Verdict:
         """Return the verdict on ``answer``, the decoded completion of model call ``call`` (from 0).
 
         Raises
@@ -65,15 +72,72 @@ class Environment(Protocol):
         ...
 
 
+@runtime_checkable
+class ResumableEpisode(Episode, Protocol):
+    """An episode that another process can go on with after a turn. Optional: one that cannot is run again."""
+
+    @property
+    def state_version(self) -> int:
+        """Version of what :meth:`save_state` returns, from 0 to ``2**31 - 1``."""
+        ...
+
+    def save_state(self) -> bytes:
+        """Return where the episode stands, after each verdict. At most ``rollout.max_state_bytes``, of any encoding but
+        one that runs code when it is read."""
+        ...
+
+    def restore_state(self, state: bytes, version: int) -> None:
+        """Put an episode that was just begun where another one stood.
+
+        Raises
+        ------
+        StateNotUsableError
+            It is of a version that is not known any more, or damaged.
+        """
+        ...
+
+
+class Environment(Protocol):
+    """Begins episodes. Siblings share it, so what differs between rollouts belongs to the episode."""
+
+    def begin(self, item: Item) -> Episode:
+        """Return a new episode on a row of the dataset."""
+        ...
+
+
+class _Stateless:
+    """An episode that keeps nothing between its turns: it can go on anywhere."""
+
+    state_version = 1
+
+    def save_state(self) -> bytes:
+        return b""
+
+    def restore_state(self, state: bytes, version: int) -> None:
+        if (state, version) != (b"", self.state_version):
+            raise StateNotUsableError(
+                f"expected the empty state of version {self.state_version}, found {len(state)} bytes of version {version}"
+            )
+
+
 class SingleTurn:
     """One model call; its score is the reward."""
 
     def __init__(self, scorer: Scorer, settings: RolloutSettings) -> None:
         self._scorer = scorer
 
-    async def judge(self, item: Item, answer: str, *, call: int) -> Verdict:
-        """Return the verifier's score."""
-        score = self._scorer.score(item, answer)
+    def begin(self, item: Item) -> Episode:
+        """Return an episode of one turn."""
+        return _SingleTurnEpisode(self._scorer, item)
+
+
+@dataclass(frozen=True, slots=True)
+class _SingleTurnEpisode(_Stateless):
+    _scorer: Scorer
+    _item: Item
+
+    async def judge(self, answer: str, *, call: int) -> Verdict:
+        score = self._scorer.score(self._item, answer)
         return Verdict(reward=score, well_formed=_is_integer(answer), feedback=None)
 
 
@@ -86,15 +150,24 @@ class Retry:
 
     def __init__(self, scorer: Scorer, settings: RolloutSettings) -> None:
         self._scorer = scorer
-        self._max_turns = settings.max_turns
-        self._discount = settings.retry_discount
+        self._settings = settings
 
-    async def judge(self, item: Item, answer: str, *, call: int) -> Verdict:
-        """Return the discounted score, with feedback unless the answer is right or was the last."""
-        score = self._scorer.score(item, answer)
-        ended = score >= 1.0 or call + 1 >= self._max_turns
+    def begin(self, item: Item) -> Episode:
+        """Return an episode of up to ``max_turns`` turns."""
+        return _RetryEpisode(self._scorer, item, self._settings)
+
+
+@dataclass(frozen=True, slots=True)
+class _RetryEpisode(_Stateless):
+    _scorer: Scorer
+    _item: Item
+    _settings: RolloutSettings
+
+    async def judge(self, answer: str, *, call: int) -> Verdict:
+        score = self._scorer.score(self._item, answer)
+        ended = score >= 1.0 or call + 1 >= self._settings.max_turns
         return Verdict(
-            reward=score * self._discount**call,
+            reward=score * self._settings.retry_discount**call,
             well_formed=_is_integer(answer),
             feedback=None if ended else _WRONG,
         )

@@ -1,32 +1,29 @@
 """One rollout: model calls and verdicts in turn, captured so that they linearize into one training row."""
 
+import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from kinlog.schemas.prompts import digest_bytes
 from kinlog.schemas.reasons import FinishReason, Validity
-from kinlog.schemas.settings import GenerationSettings, RolloutSettings
-from kinlog.workers.engines import Completion, Engine, GenerationRequest
-from kinlog.workers.environments import Environment, EnvironmentFailure, Verdict
+from kinlog.schemas.settings import RolloutSettings
+from kinlog.workers.environments import (
+    Environment,
+    EnvironmentFailure,
+    Episode,
+    ResumableEpisode,
+    StateNotUsableError,
+    Verdict,
+)
+from kinlog.workers.model_calls import CapturedCall, EarlierCall, ModelCalls, Turn, prompt_digest
 from kinlog.workers.tasks import Item
 from kinlog.workers.tokenizer import Tokenizer
 
-__all__ = ["CapturedCall", "Rollout", "run_rollout"]
+__all__ = ["Rollout", "ended_rollout", "run_rollout"]
 
-
-@dataclass(frozen=True, slots=True)
-class CapturedCall:
-    """One model call of a rollout, as it was made."""
-
-    call: int
-    """Position among the rollout's calls, from 0."""
-    parent: int
-    """The call whose prompt and completion this one's prompt begins with, token by token; -1 for the first."""
-    prompt_token_ids: torch.Tensor
-    """int64, ``(P,)``: all that the policy read, earlier calls included."""
-    completion: Completion
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,72 +40,86 @@ class Rollout:
     validity: Validity
     completion_tokens: int
     """Tokens that the policy generated, over all calls."""
+    resumed_tokens: int
+    """How many of them an earlier attempt had generated."""
 
 
 async def run_rollout(
-    engine: Engine,
+    calls: ModelCalls,
     tokenizer: Tokenizer,
     environment: Environment,
     item: Item,
     *,
-    generation: GenerationSettings,
-    rollout: RolloutSettings,
-    seed: int,
+    settings: RolloutSettings,
 ) -> Rollout:
     """Run one sibling to its end.
 
     Every call's prompt is the last one's prompt and completion, as tokens, followed by the feedback: nothing is
-    decoded and encoded again, which would give other tokens than those sampled. Call seeds follow from ``seed``.
+    decoded and encoded again, which would give other tokens than those sampled.
+
+    What an earlier attempt was judged for is taken over, if the environment can be put where it was then.
 
     Parameters
     ----------
-    engine, tokenizer, environment:
-        Who answers, who translates, who judges.
+    calls:
+        Makes the model calls.
+    tokenizer, environment:
+        Who translates, who judges.
     item:
         The row of the dataset.
-    generation, rollout:
-        Sampling, and the shaping that is applied.
-    seed:
-        The sibling's seed.
+    settings:
+        The shaping that is applied, and the limit of what an environment's state may take.
 
     Raises
     ------
     ValueError
         The reward is not finite, or the conversation outgrew the model's positions.
     """
-    calls: list[CapturedCall] = []
+    episode = environment.begin(item)
     prompt_token_ids = tokenizer.encode(item.prompt)
+    turns = _turns_to_take_over(calls.earlier, tokenizer, prompt_token_ids)
     verdict: Verdict | None = None
+    if turns:
+        restored = _restored(episode, turns[-1][1])
+        # One that could not be restored may have been left half way.
+        episode, turns = (episode, turns) if restored else (environment.begin(item), [])
+    for prompt_token_ids, earlier in turns:
+        calls.take_over(prompt_token_ids, earlier)
+        verdict = earlier.turn.verdict if earlier.turn is not None else None
     while True:
-        call = len(calls)
-        completion = await engine.generate(
-            GenerationRequest(
-                prompt_token_ids=prompt_token_ids,
-                max_new_tokens=generation.max_new_tokens,
-                temperature=generation.temperature,
-                seed=_call_seed(seed, call),
-            )
-        )
-        calls.append(
-            CapturedCall(
-                call=call,
-                parent=call - 1,
-                prompt_token_ids=torch.tensor(prompt_token_ids, dtype=torch.int64),
-                completion=completion,
-            )
-        )
-        answer_token_ids = completion.token_ids.tolist()
+        if verdict is not None:
+            if verdict.feedback is None:
+                break
+            answered = calls.captured[-1].completion.token_ids.tolist()
+            prompt_token_ids = prompt_token_ids + answered + tokenizer.encode(verdict.feedback)
+        captured = await calls.make(prompt_token_ids)
+        answer = tokenizer.decode(captured.completion.token_ids.tolist())
         try:
-            verdict = await environment.judge(item, tokenizer.decode(answer_token_ids), call=call)
+            verdict = await episode.judge(answer, call=captured.call)
         except EnvironmentFailure:
             verdict = None
             break
-        if verdict.feedback is None:
-            break
-        prompt_token_ids = prompt_token_ids + answer_token_ids + tokenizer.encode(verdict.feedback)
+        state = _state_of(episode, item, limit=settings.max_state_bytes)
+        if state is not None:
+            calls.end_turn(Turn(verdict, *state))
+    return ended_rollout(calls, verdict, item, settings=settings)
 
-    finish_reason = calls[-1].completion.finish_reason
-    completion_tokens = sum(len(captured.completion.token_ids) for captured in calls)
+
+def ended_rollout(
+    calls: ModelCalls, verdict: Verdict | None, item: Item, *, settings: RolloutSettings
+) -> Rollout:
+    """Return what a rollout came to. ``verdict`` is ``None`` when nobody could judge it.
+
+    Raises
+    ------
+    ValueError
+        The reward is not finite, or no model call was made.
+    """
+    captured = calls.captured
+    if not captured:
+        raise ValueError(f"the agent of sample {item.sample_id!r} ended without a model call")
+    finish_reason = captured[-1].completion.finish_reason
+    completion_tokens = sum(len(call.completion.token_ids) for call in captured)
     raw_reward = 0.0 if verdict is None else verdict.reward
     if not math.isfinite(raw_reward):
         raise ValueError(
@@ -116,26 +127,70 @@ async def run_rollout(
         )
     well_formed = verdict is not None and verdict.well_formed and finish_reason is FinishReason.STOP
     return Rollout(
-        calls=tuple(calls),
+        calls=tuple(captured),
         raw_reward=raw_reward,
         shaped_reward=raw_reward
-        + rollout.format_reward * well_formed
-        - rollout.length_penalty * completion_tokens,
+        + settings.format_reward * well_formed
+        - settings.length_penalty * completion_tokens,
         finish_reason=finish_reason,
-        validity=_validity(calls, judged=verdict is not None),
+        validity=_validity(captured, judged=verdict is not None),
         completion_tokens=completion_tokens,
+        resumed_tokens=calls.resumed_tokens,
     )
 
 
-def _call_seed(seed: int, call: int) -> int:
-    # 63 bits, mixed: neighbouring siblings' calls must not share a seed, as seed + call would make them.
-    digest = digest_bytes(seed.to_bytes(16, "little", signed=True), call.to_bytes(8, "little"))
-    return int.from_bytes(digest[:8], "little") >> 1
+def _turns_to_take_over(
+    earlier_calls: Sequence[EarlierCall], tokenizer: Tokenizer, prompt_token_ids: list[int]
+) -> list[tuple[list[int], EarlierCall]]:
+    """Return the judged calls that the conversation begins with again, each with its prompt."""
+    turns: list[tuple[list[int], EarlierCall]] = []
+    for earlier in earlier_calls:
+        turn = earlier.turn
+        if (
+            turn is None
+            or earlier.finish_reason is None
+            or earlier.prompt_digest != prompt_digest(prompt_token_ids)
+        ):
+            break
+        turns.append((prompt_token_ids, earlier))
+        if turn.verdict.feedback is None:
+            break
+        answered = list(earlier.tokens.token_ids)
+        prompt_token_ids = prompt_token_ids + answered + tokenizer.encode(turn.verdict.feedback)
+    return turns
 
 
-def _validity(calls: list[CapturedCall], *, judged: bool) -> Validity:
-    for captured in calls:
-        completion = captured.completion
+def _restored(episode: Episode, earlier: EarlierCall) -> bool:
+    """Put the episode where it was after that call. False when it cannot be."""
+    if not isinstance(episode, ResumableEpisode) or earlier.turn is None:
+        return False
+    try:
+        episode.restore_state(earlier.turn.state, earlier.turn.state_version)
+    except StateNotUsableError as error:
+        _logger.warning("the rollout is begun anew: %s", error)
+        return False
+    return True
+
+
+def _state_of(episode: Episode, item: Item, *, limit: int) -> tuple[bytes, int] | None:
+    if not isinstance(episode, ResumableEpisode):
+        return None
+    state = episode.save_state()
+    if len(state) > limit:
+        _logger.warning(
+            "the environment of sample %r gave a state of %d bytes, more than rollout.max_state_bytes (%d): this turn "
+            "cannot be resumed",
+            item.sample_id,
+            len(state),
+            limit,
+        )
+        return None
+    return state, episode.state_version
+
+
+def _validity(captured: Sequence[CapturedCall], *, judged: bool) -> Validity:
+    for call in captured:
+        completion = call.completion
         if completion.logprobs.shape != completion.token_ids.shape:
             return Validity.POISONED
         if not bool(torch.isfinite(completion.logprobs).all()):

@@ -16,15 +16,16 @@ from kinlog.schemas.reasons import Reason
 from kinlog.schemas.receipts import ModelCall, Receipt
 from kinlog.workers.data_plane import DataPlane
 from kinlog.workers.determinism import be_deterministic
+from kinlog.workers.engines import Engine
 from kinlog.workers.environments import Environment, build_environment
 from kinlog.workers.failures import classify_failure
-from kinlog.workers.model import load_policy
-from kinlog.workers.rollout import CapturedCall, Rollout, run_rollout
+from kinlog.workers.model_calls import CapturedCall, ModelCalls
+from kinlog.workers.open_engine import prepare_engine
+from kinlog.workers.rollout import Rollout, run_rollout
 from kinlog.workers.row_journalling import PutStaged, journalled, open_journal
 from kinlog.workers.rows import StagedRow, row_digest
 from kinlog.workers.staging import StagingQueue
 from kinlog.workers.tasks import TaskMixture
-from kinlog.workers.torch_engine import TorchEngine
 
 __all__ = ["RolloutWorker"]
 
@@ -46,9 +47,9 @@ class RolloutWorker:
         if config.deterministic:
             be_deterministic()
         self._tasks = TaskMixture(config.dataset)
-        self._policy = load_policy(config.model)
+        self._prepared = prepare_engine(config)
         self._environments: dict[str, Environment] = {}
-        self._engine: TorchEngine | None = None
+        self._engine: Engine | None = None
         self._staging: StagingQueue | None = None
         self._generating: dict[tuple[int, int, int], asyncio.Task[Rollout]] = {}
         """By group, generation and attempt. Staging is not part of it: rows that were begun to be put are reported."""
@@ -62,7 +63,7 @@ class RolloutWorker:
                 put = journalled(put, open_journal(self._journal_directory, self._config.row_journal))
             self._staging = StagingQueue(put)
         if self._engine is None:
-            self._engine = TorchEngine(self._policy, max_batch_size=self._config.generation.max_batch_size)
+            self._engine = await self._prepared.start()
 
     async def probe(self) -> None:
         """Answer: the event loop turns, and this life is attached."""
@@ -108,12 +109,12 @@ class RolloutWorker:
         if generating is not None:
             generating.cancel()
 
-    def _attached(self) -> tuple[TorchEngine, StagingQueue]:
+    def _attached(self) -> tuple[Engine, StagingQueue]:
         if self._engine is None or self._staging is None:
             raise NotAttachedError("the generation worker was restarted, and is not attached yet")
         return self._engine, self._staging
 
-    async def _roll_out(self, engine: TorchEngine, order: RolloutOrder) -> Rollout:
+    async def _roll_out(self, engine: Engine, order: RolloutOrder) -> Rollout:
         item = self._tasks.resolve(order.prompt.sample_id)
         if item.content_digest != order.prompt.content_digest:
             raise DatasetError(f"sample {item.sample_id!r} is not what was drawn: its content digest differs")
@@ -121,14 +122,13 @@ class RolloutWorker:
             self._environments[item.agent_name] = build_environment(
                 item.agent_name, self._tasks, self._config.rollout
             )
+        calls = ModelCalls(engine, self._config.generation, seed=order.seed)
         return await run_rollout(
-            engine,
-            self._policy.tokenizer,
+            calls,
+            self._prepared.tokenizer,
             self._environments[item.agent_name],
             item,
-            generation=self._config.generation,
-            rollout=self._config.rollout,
-            seed=order.seed,
+            settings=self._config.rollout,
         )
 
 

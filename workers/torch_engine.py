@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from kinlog.schemas.reasons import FinishReason
-from kinlog.workers.engines import Completion, EngineClosedError, GenerationRequest
+from kinlog.workers.engines import Completion, EngineClosedError, GeneratedTokens, GenerationRequest
 from kinlog.workers.model import Policy
 from kinlog.workers.slot_cache import SlotCache
 
@@ -23,30 +23,34 @@ class _Sequence:
         "finish",
         "future",
         "generator",
-        "logprobs",
+        "joined",
         "request",
         "slot",
-        "token_ids",
-        "weight_versions",
+        "tokens",
     )
 
-    def __init__(self, request: GenerationRequest, future: asyncio.Future[Completion]) -> None:
+    def __init__(
+        self, request: GenerationRequest, tokens: GeneratedTokens, future: asyncio.Future[Completion]
+    ) -> None:
         self.request = request
+        self.tokens = tokens
         self.future = future
         self.generator = torch.Generator().manual_seed(request.seed)
+        for _ in range(len(tokens)):  # one number a token: the next is drawn as if all had been drawn here
+            _uniform(self.generator)
         self.slot = -1
-        self.token_ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.weight_versions: list[int] = []
+        self.joined = False
+        """Whether its slot holds the keys and values of all its tokens but the last."""
         self.finish: FinishReason | None = None
 
-    def completion(self, finish_reason: FinishReason) -> Completion:
-        return Completion(
-            token_ids=torch.tensor(self.token_ids, dtype=torch.int64),
-            logprobs=torch.tensor(self.logprobs, dtype=torch.float32),
-            weight_versions=torch.tensor(self.weight_versions, dtype=torch.int32),
-            finish_reason=finish_reason,
-        )
+    @property
+    def known_token_ids(self) -> tuple[int, ...]:
+        """The prompt, and what was generated after it."""
+        return (*self.request.prompt_token_ids, *self.tokens.token_ids)
+
+
+def _uniform(generator: torch.Generator) -> torch.Tensor:
+    return torch.rand((), dtype=torch.float64, generator=generator)
 
 
 class TorchEngine:
@@ -108,8 +112,11 @@ class TorchEngine:
         """What ended the engine: every further call raises it. ``None`` while it works."""
         return self._failure
 
-    async def generate(self, request: GenerationRequest) -> Completion:
+    async def generate(self, request: GenerationRequest, tokens: GeneratedTokens | None = None) -> Completion:
         """Return the completion of ``request`` as soon as it has ended. Cancelling the await drops the request.
+
+        Tokens that are given are read again as a whole, as the prompt is. The numbers that the others are drawn by are
+        those of an uninterrupted call; the last bits of their log-probabilities need not be.
 
         Raises
         ------
@@ -121,7 +128,11 @@ class TorchEngine:
         if self._failure is not None:
             raise self._failure
         self._check(request)
-        sequence = _Sequence(request, asyncio.get_running_loop().create_future())
+        tokens = GeneratedTokens() if tokens is None else tokens
+        ended = tokens.end(eos_id=self._eos_id, max_new_tokens=request.max_new_tokens)
+        if ended is not None:
+            return tokens.completion(ended)
+        sequence = _Sequence(request, tokens, asyncio.get_running_loop().create_future())
         self._waiting.append(sequence)
         self._work.set()
         if self._decode_task is None:
@@ -197,7 +208,7 @@ class TorchEngine:
             await loop.run_in_executor(self._thread, self._step, joining)
             for sequence in self._running:
                 if sequence.finish is not None and not sequence.future.done():
-                    sequence.future.set_result(sequence.completion(sequence.finish))
+                    sequence.future.set_result(sequence.tokens.completion(sequence.finish))
 
     def _drop_abandoned(self) -> None:
         """Free the slots of sequences that were answered, or whose caller has gone."""
@@ -236,25 +247,26 @@ class TorchEngine:
 
     def _step(self, joining: list[_Sequence]) -> None:
         """Give every running sequence one token: the torch thread's work."""
-        decoding = [sequence for sequence in self._running if sequence.token_ids]
+        decoding = [sequence for sequence in self._running if sequence.joined]
         with torch.inference_mode():
             if decoding:
                 self._decode_one_token(decoding)
             siblings: dict[tuple[int, ...], list[_Sequence]] = {}
             for sequence in joining:
-                siblings.setdefault(tuple(sequence.request.prompt_token_ids), []).append(sequence)
-            for prompt_token_ids, sequences in siblings.items():
-                self._prefill(prompt_token_ids, sequences)
+                siblings.setdefault(sequence.known_token_ids, []).append(sequence)
+                sequence.joined = True
+            for token_ids, sequences in siblings.items():
+                self._prefill(token_ids, sequences)
 
-    def _prefill(self, prompt_token_ids: tuple[int, ...], sequences: list[_Sequence]) -> None:
-        """Read a prompt once for all that join with it.
+    def _prefill(self, token_ids: tuple[int, ...], sequences: list[_Sequence]) -> None:
+        """Read a prompt, and what was generated after it before, once for all that join with it.
 
         Alone, in a shape that the prompt itself gives: reading several prompts as one batch would make the sums of
         each depend on the others.
         """
-        prompt = torch.tensor([prompt_token_ids], dtype=torch.int64)
-        mask = self._cache.point_at_slot(sequences[0].slot, len(prompt_token_ids))
-        logits = self._forward(prompt, torch.arange(len(prompt_token_ids)).unsqueeze(0), mask)
+        prompt = torch.tensor([token_ids], dtype=torch.int64)
+        mask = self._cache.point_at_slot(sequences[0].slot, len(token_ids))
+        logits = self._forward(prompt, torch.arange(len(token_ids)).unsqueeze(0), mask)
         for sequence in sequences[1:]:
             self._cache.copy_slot(sequences[0].slot, sequence.slot)
         self._sample(logits.expand(len(sequences), -1), list(enumerate(sequences)))
@@ -264,8 +276,8 @@ class TorchEngine:
         token_ids = [self._pad_id] * num_slots
         positions = [0] * num_slots
         for sequence in sequences:
-            token_ids[sequence.slot] = sequence.token_ids[-1]
-            positions[sequence.slot] = len(sequence.request.prompt_token_ids) + len(sequence.token_ids) - 1
+            token_ids[sequence.slot] = sequence.tokens.token_ids[-1]
+            positions[sequence.slot] = len(sequence.request.prompt_token_ids) + len(sequence.tokens) - 1
         position_ids = torch.tensor(positions, dtype=torch.int64).unsqueeze(1)
         mask = self._cache.point_at_all(position_ids)
         logits = self._forward(torch.tensor(token_ids, dtype=torch.int64).unsqueeze(1), position_ids, mask)
@@ -296,7 +308,7 @@ class TorchEngine:
         uniforms = torch.zeros(logits.shape[0], 1, dtype=torch.float64)
         for row, sequence in sequences:
             temperatures[row] = sequence.request.temperature
-            uniforms[row] = torch.rand((), dtype=torch.float64, generator=sequence.generator)
+            uniforms[row] = _uniform(sequence.generator)
         logprobs = torch.log_softmax(logits / temperatures, dim=-1)
         cumulative = logprobs.double().exp().cumsum(dim=-1)
         drawn = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
@@ -304,10 +316,7 @@ class TorchEngine:
         drawn_logprobs = logprobs.gather(1, drawn)[:, 0].tolist()
         drawn_ids = drawn[:, 0].tolist()
         for row, sequence in sequences:
-            sequence.token_ids.append(drawn_ids[row])
-            sequence.logprobs.append(drawn_logprobs[row])
-            sequence.weight_versions.append(self._weight_version)
-            if drawn_ids[row] == self._eos_id:
-                sequence.finish = FinishReason.STOP
-            elif len(sequence.token_ids) == sequence.request.max_new_tokens:
-                sequence.finish = FinishReason.LENGTH
+            sequence.tokens.append(drawn_ids[row], drawn_logprobs[row], self._weight_version)
+            sequence.finish = sequence.tokens.end(
+                eos_id=self._eos_id, max_new_tokens=sequence.request.max_new_tokens
+            )

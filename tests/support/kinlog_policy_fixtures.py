@@ -7,7 +7,7 @@ import torch
 
 from kinlog.schemas.reasons import FinishReason
 from kinlog.schemas.settings import DatasetSettings, ModelSettings, TaskSettings
-from kinlog.workers.engines import Completion, GenerationRequest
+from kinlog.workers.engines import Completion, GeneratedTokens, GenerationRequest
 from kinlog.workers.grpo import TrainingRow
 from kinlog.workers.model import load_policy
 from kinlog.workers.tasks import TaskMixture
@@ -39,7 +39,7 @@ class ScriptedEngine:
         self._logprob = logprob
         self.requests: list[GenerationRequest] = []
 
-    async def generate(self, request: GenerationRequest) -> Completion:
+    async def generate(self, request: GenerationRequest, tokens: GeneratedTokens | None = None) -> Completion:
         self.requests.append(request)
         token_ids = self._tokenizer.encode(self._answers[len(self.requests) - 1])
         token_ids += [self._tokenizer.eos_id] * self._stop

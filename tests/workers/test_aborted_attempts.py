@@ -14,6 +14,7 @@ from kinlog.schemas.orders import RolloutFailed, RolloutOrder
 from kinlog.schemas.prompts import PromptRef
 from kinlog.schemas.reasons import Reason
 from kinlog.schemas.settings import DatasetSettings, ModelSettings, TaskSettings
+from kinlog.workers.model import load_policy
 from kinlog.workers.rollout_worker import RolloutWorker
 from kinlog.workers.rows import StagedRow
 from kinlog.workers.staging import StagingQueue
@@ -37,7 +38,7 @@ class Attached:
     def __init__(self) -> None:
         config = tiny()
         self.worker = RolloutWorker(config)
-        self.engine = TorchEngine(self.worker._policy, max_batch_size=1)
+        self.engine = TorchEngine(load_policy(config.model), max_batch_size=1)
         self.staged: list[StagedRow] = []
         self.may_put = asyncio.Event()
         self.may_put.set()

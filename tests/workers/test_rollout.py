@@ -6,6 +6,7 @@ import torch
 from kinlog.schemas.reasons import FinishReason, Validity
 from kinlog.schemas.settings import GenerationSettings, RolloutSettings
 from kinlog.workers.environments import EnvironmentFailure, Verdict, build_environment
+from kinlog.workers.model_calls import ModelCalls
 from kinlog.workers.rollout import run_rollout
 
 pytest_plugins = ["kinlog_policy_fixtures"]
@@ -20,7 +21,10 @@ class FixedEnvironment:
         self._reward = reward
         self._fails = fails
 
-    async def judge(self, item, answer, *, call):
+    def begin(self, item):
+        return self
+
+    async def judge(self, answer, *, call):
         if self._fails:
             raise EnvironmentFailure("the sandbox is gone")
         return Verdict(reward=self._reward, well_formed=True, feedback=None)
@@ -31,9 +35,8 @@ def run(mixture, tokenizer):
     def run(engine, *, environment=None, settings=PLAIN, seed=1, sample_index=BITS):
         item = mixture[sample_index]
         environment = environment or build_environment(item.agent_name, mixture, settings)
-        return run_rollout(
-            engine, tokenizer, environment, item, generation=GENERATION, rollout=settings, seed=seed
-        )
+        calls = ModelCalls(engine, GENERATION, seed=seed)
+        return run_rollout(calls, tokenizer, environment, item, settings=settings)
 
     return run
 
