@@ -18,7 +18,7 @@ import ray
 import torch
 from measure import Comparison, Setup, compare, run_bench
 
-from kinlog.lineage.journal import RowJournal
+from kinlog.lineage.journal import Journal
 from kinlog.schemas.settings import DataPlaneSettings, RowJournalSettings
 from kinlog.workers.data_plane import TQ_ENVIRONMENT, DataPlane, required_cpus
 from kinlog.workers.journal_rows import rows_to_batch
@@ -93,7 +93,7 @@ class Contest:
     async def journal(self) -> tuple[float, float, float]:
         """Returns seconds, bytes, and seconds of the slowest put meanwhile."""
         directory = self._directory / f"journal-{next(self._numbers)}"
-        journal: RowJournal = open_journal(directory, RowJournalSettings())
+        journal: Journal = open_journal(directory, RowJournalSettings())
         rows = rows_of(self._new_rows)
 
         async def append() -> None:

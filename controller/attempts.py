@@ -116,7 +116,17 @@ class Attempts:
                 )
                 for generation in generations
             ]
-            dispatched = decide.dispatch_siblings(runtime.projection, group_id, assignments)
+            recovery = runtime.config.rollout_recovery
+            resumable = {
+                generation: decide.resumable_attempts(
+                    group, group.siblings[generation], max_resumes=recovery.resumes
+                )
+                for generation in generations
+            }
+            newest = runtime.projection.weight_version if recovery.future_weights == "discard" else None
+            dispatched = decide.dispatch_siblings(
+                runtime.projection, group_id, assignments, max_resumes=recovery.resumes
+            )
             ticket = runtime.ledger.commit(cut, *dispatched)
         await ticket.durable()
         orders = [
@@ -126,6 +136,8 @@ class Attempts:
                 attempt=event.attempt,
                 prompt=group.prompt,
                 seed=event.seed,
+                resumable_attempts=tuple(resumable[event.generation]),
+                newest_weight_version=newest,
             )
             for event in dispatched
         ]

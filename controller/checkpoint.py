@@ -32,7 +32,7 @@ from kinlog.lineage.ledger import Cut
 from kinlog.lineage.state import Projection
 from kinlog.lineage.store import Store
 from kinlog.replay.checkpoints import DATA_PLANE_NAME, TRAINER_NAME, find_checkpoints, read_manifest
-from kinlog.replay.journal import needed_attempts
+from kinlog.replay.journal import needed_attempts, unfinished_attempts
 from kinlog.replay.projection import project
 from kinlog.schemas.errors import CheckpointError, DataPlaneTimeoutError, KinlogError, LogWriteError
 from kinlog.schemas.events import CheckpointCommitted, CheckpointFailed
@@ -75,8 +75,8 @@ class Checkpointer:
     ----------
     base:
         A projection at or before the log's present end, which this object may change.
-    journal:
-        The run's row journal: what a checkpoint makes durable elsewhere is let go of there.
+    journal, progress:
+        The run's row journal, and its progress journal: what is not needed any more is let go of at each checkpoint.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Checkpointer:
         store: Store,
         base: Projection,
         journal: JournalKeeper,
+        progress: JournalKeeper,
         *,
         run_id: str,
         log_id: str,
@@ -94,6 +95,7 @@ class Checkpointer:
         self._runtime = runtime
         self._store = store
         self._journal = journal
+        self._progress = progress
         self._log_id = log_id
         self._on_saved = on_saved
         self._directories = CheckpointDirectories(
@@ -316,9 +318,10 @@ class Checkpointer:
             await clear_group_rows(runtime, cut, durable, Reason.STEP_DURABLE)
         try:
             await asyncio.to_thread(self._directories.prune, present - kept.names)
-            await asyncio.to_thread(self._journal.note_ended)
-            needed = needed_attempts(p, kept.behind_seq)
-            await asyncio.to_thread(self._journal.drop_unneeded, needed)
+            for keeper in (self._journal, self._progress):
+                await asyncio.to_thread(keeper.note_ended)
+            await asyncio.to_thread(self._journal.drop_unneeded, needed_attempts(p, kept.behind_seq))
+            await asyncio.to_thread(self._progress.drop_unneeded, unfinished_attempts(p))
         except OSError as error:
             _logger.warning("what a checkpoint makes superfluous could not all be removed: %s", error)
         self.compact(kept.behind_seq)

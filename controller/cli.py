@@ -86,6 +86,11 @@ def cli() -> None:
     is_flag=True,
     help="With --resume: keep every prompt, and generate again what was not trained on yet.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["torch", "vllm"]),
+    help="What generates, instead of the configuration's generation.engine.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print only what goes wrong, and what a restart came to.")
 def train_command(
     config: Path,
@@ -93,6 +98,7 @@ def train_command(
     run_dir: Path | None,
     checkpoint: str | None,
     discard_rollouts: bool,
+    engine: str | None,
     quiet: bool,
 ) -> None:
     """Train as the YAML file CONFIG says.
@@ -101,6 +107,7 @@ def train_command(
     Example
       kinlog train run.yaml --run-dir runs/first
       kinlog train run.yaml --run-dir runs/first --resume
+      kinlog train run.yaml --engine vllm
     """
     if checkpoint is not None and not resume:
         raise click.UsageError("--checkpoint says where to resume from: it goes with --resume")
@@ -108,13 +115,16 @@ def train_command(
         raise click.UsageError(
             "--discard-rollouts says what to do with restored rollouts: it goes with --resume"
         )
-    load_config(config)  # a misspelt key is told at once, not after the training stack is imported
+    load_config(
+        config, engine=engine
+    )  # a misspelt key is told at once, not after the training stack is imported
     status: int = _runtime("launch").train(
         config,
         resume=resume,
         run_dir=run_dir,
         checkpoint=checkpoint,
         discard_rollouts=discard_rollouts,
+        engine=engine,
         quiet=quiet,
     )
     click.get_current_context().exit(status)

@@ -83,6 +83,7 @@ def render_statistics(statistics: RunStatistics) -> str:
         ],
         [
             ("tokens sealed", f"{s.tokens.sealed:,}"),
+            ("  of earlier attempts", f"{s.tokens.resumed:,}"),
             ("  superseded", f"{s.tokens.superseded:,}"),
             ("tokens late", f"{s.tokens.late:,}"),
         ],

@@ -1,33 +1,28 @@
-"""The row journal at checkpoints: what a rollout checkpoint takes of it, and what is let go of once everything in it is
-durable elsewhere, or gone."""
+"""The workers' journals at checkpoints: what a rollout checkpoint takes of the row journal, and what is let go of once
+everything in it is durable elsewhere, or gone."""
 
 from pathlib import Path
 
-from kinlog.lineage.journal import (
-    ScannedJournal,
-    is_journal_segment,
-    journal_identities,
-    scan_journal,
-)
+from kinlog.lineage.journal import ROWS, Attempt, JournalKind, ScannedJournal, journal_attempts, scan_journal
 from kinlog.lineage.journal_copy import copy_journal_segment
 from kinlog.lineage.store import Store
-from kinlog.replay.journal import Attempt
 from kinlog.schemas.errors import LogDamagedError, LogUnsupportedError
 
 __all__ = ["JournalKeeper"]
 
 
 class JournalKeeper:
-    """Watches over a run's journal directory. Belongs to one life of the controller.
+    """Watches over one of a run's journal directories. Belongs to one life of the controller.
 
     Made before this life's workers: what is in the directory then belongs to processes that are dead.
     """
 
-    def __init__(self, store: Store, directory: Path, trash: Path) -> None:
+    def __init__(self, store: Store, directory: Path, trash: Path, kind: JournalKind = ROWS) -> None:
         self._store = store
         self._directory = directory
+        self._kind = kind
         self._trash = trash
-        self._of_the_dead = frozenset(filter(is_journal_segment, store.names(directory)))
+        self._of_the_dead = frozenset(filter(kind.owns, store.names(directory)))
         self._attempts: dict[str, frozenset[Attempt]] = {}
 
     def note_ended(self) -> None:
@@ -36,7 +31,7 @@ class JournalKeeper:
         This comes before it is decided what is needed: that decision knows nothing of attempts that begin after it, whose
         rows may end a segment a moment later.
         """
-        for name in filter(is_journal_segment, self._store.names(self._directory)):
+        for name in filter(self._kind.owns, self._store.names(self._directory)):
             if name not in self._attempts and (journal := self._scan(name)) is not None:
                 self._attempts_of(journal)
 
@@ -66,7 +61,7 @@ class JournalKeeper:
         """
         lacking = needed
         self._store.make_directory(target)
-        for name in filter(is_journal_segment, self._store.names(self._directory)):
+        for name in filter(self._kind.owns, self._store.names(self._directory)):
             known = self._attempts.get(name)
             if known is not None:
                 # Nobody appends to it any more.
@@ -95,7 +90,7 @@ class JournalKeeper:
 
     def _attempts_of(self, journal: ScannedJournal) -> frozenset[Attempt]:
         """Return the attempts in a segment, and remember them if there will be no more."""
-        attempts = frozenset(identity[:3] for identity in journal_identities(journal))
+        attempts = journal_attempts(journal)
         name = journal.path.name
         if journal.closed or name in self._of_the_dead:
             self._attempts[name] = attempts

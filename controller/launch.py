@@ -18,6 +18,7 @@ from kinlog.controller.samplers import build_sampler
 from kinlog.controller.single_controller import RunStatus, SingleController
 from kinlog.controller.stop_signals import StopSignals
 from kinlog.controller.watching import News, watch
+from kinlog.controller.worker_interpreter import worker_interpreter
 from kinlog.lineage.log import lock_log
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.replay.checkpoints import MANIFEST_NAME
@@ -31,7 +32,7 @@ from kinlog.schemas.errors import (
     RunNotFoundError,
 )
 from kinlog.schemas.orders import TrainMetrics
-from kinlog.workers.environments import open_dataset
+from kinlog.workers.agents import open_dataset
 from kinlog.workers.tq_native import TQ_ENVIRONMENT
 from kinlog.workers.tq_session import required_cpus
 
@@ -101,6 +102,7 @@ def train(
     run_dir: Path | None = None,
     checkpoint: str | None = None,
     discard_rollouts: bool = False,
+    engine: str | None = None,
     quiet: bool = False,
 ) -> int:
     """Start a run, or resume it, and watch it to its end. Prints progress. Returns the exit code.
@@ -117,6 +119,8 @@ def train(
         With ``resume``: an explicit checkpoint to go back to, or ``start``.
     discard_rollouts:
         With ``resume``: keep every prompt, and have what was generated and not trained on generated again.
+    engine:
+        What generates, instead of the configuration's ``generation.engine``.
     quiet:
         Print only what goes wrong, and what a restart came to.
 
@@ -127,12 +131,13 @@ def train(
     KinlogError
         The run cannot be started, or failed.
     """
-    config = load_config(config_path)
+    config = load_config(config_path, engine=engine)
     refuse_missing_extra(config.metrics)
     # What is wrong with dataset, agents or sampler is said before anything is started.
     directory = RunDirectory((run_dir or Path(config.run_dir)).resolve())
     refuse_unknown_overrides(config.rollout_recovery, open_dataset(config))
     build_sampler(config.sampler, groups_per_step=config.trainer.groups_per_step)
+    worker_interpreter(config.generation)
     if resume and not config.rollout_recovery.enabled:
         raise ConfigError(f"{config_path}: rollout_recovery.enabled is false, so the run cannot be resumed")
     output = ProgressOutput(quiet=quiet)

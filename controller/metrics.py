@@ -205,6 +205,14 @@ SEALED_TOKENS = _metric(
     "Completion tokens of accepted results.",
     scope=Scope.RUN,
 )
+RESUMED_TOKENS = _metric(
+    "siblings",
+    "resumed_tokens_total",
+    Kind.COUNTER,
+    "tokens",
+    "Of these, what earlier attempts had generated before they were cut off.",
+    scope=Scope.RUN,
+)
 TOKENS_PER_SECOND = _metric(
     "siblings",
     "tokens_per_second",

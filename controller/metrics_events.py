@@ -43,6 +43,7 @@ class EventMetrics:
         values.set(m.GROUPS_DRAWN, p.drawn_total)
         values.set(m.SIBLINGS_SEALED, p.sealed_total)
         values.set(m.SEALED_TOKENS, p.sealed_tokens_total)
+        values.set(m.RESUMED_TOKENS, p.resumed_tokens_total)
         values.set(m.RESTARTS, p.restarts)
         for reason, count in p.dropped.items():
             values.set(m.GROUPS_DROPPED, count, reason.value)
@@ -86,6 +87,7 @@ class EventMetrics:
             case e.SiblingSealed():
                 values.add(m.SIBLINGS_SEALED)
                 values.add(m.SEALED_TOKENS, event.completion_tokens)
+                values.add(m.RESUMED_TOKENS, event.resumed_tokens)
                 values.add(m.OUTCOMES, 1, event.validity.value, event.finish_reason.value)
                 values.observe(m.COMPLETION_TOKENS, event.completion_tokens)
                 sent_us = times.sent_us.pop(event.generation, None)

@@ -1,15 +1,17 @@
 """The real parts of a run: TransferQueue and Ray actors. With ``launch``, the only place that names ``kinlog.workers``."""
 
 import asyncio
-from pathlib import Path
+from typing import Any
 
 import ray
 
 from kinlog.controller.protocols import Workers
+from kinlog.controller.worker_interpreter import worker_interpreter
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.schemas.config import RunConfig
+from kinlog.schemas.settings import GenerationSettings
+from kinlog.workers.agents import open_dataset
 from kinlog.workers.data_plane import DataPlane
-from kinlog.workers.environments import open_dataset
 from kinlog.workers.finalizer_worker import FinalizerWorker
 from kinlog.workers.ray_adapters import RayFinalizer, RayRolloutPool, RayTrainer, RevivedActor
 from kinlog.workers.rollout_worker import RolloutWorker
@@ -46,22 +48,22 @@ class RayParts:
         return Workers(pool, RayFinalizer(finalizer), RayTrainer(trainer, pool))
 
     def _start_actors(self) -> "_Actors":
-        journal = self._directory.journal if self._config.row_journal.enabled else None
-        return _Actors(self._config, journal)
+        return _Actors(self._config, self._directory)
 
 
 class _Actors:
     """The worker processes, started and not yet attached to a data plane."""
 
-    def __init__(self, config: RunConfig, journal: Path | None) -> None:
+    def __init__(self, config: RunConfig, directory: RunDirectory) -> None:
         # Their logical CPUs are not counted: Ray would not start more of them than there are cores, and most of them
         # wait most of the time.
         restarted = {"num_cpus": 0, "max_restarts": -1}
         limit_s = config.supervision.restart_timeout_s
+        generating = {**restarted, **_generation_options(config.generation)}
         self.generation = [
             RevivedActor(
                 f"generation-{number}",
-                ray.remote(RolloutWorker).options(**restarted).remote(config, journal),
+                ray.remote(RolloutWorker).options(**generating).remote(config, directory),
                 restart_timeout_s=limit_s,
             )
             for number in range(config.generation.num_workers)
@@ -77,3 +79,11 @@ class _Actors:
             ray.remote(TrainerWorker).options(num_cpus=0).remote(config),
             restart_timeout_s=0,
         )
+
+
+def _generation_options(settings: GenerationSettings) -> dict[str, Any]:
+    options: dict[str, Any] = {"num_gpus": settings.num_gpus}
+    interpreter = worker_interpreter(settings)
+    if interpreter is not None:
+        options["runtime_env"] = {"py_executable": interpreter}
+    return options

@@ -29,6 +29,7 @@ from kinlog.controller.samplers import build_sampler
 from kinlog.controller.supervise import probe_health, supervise, watch_progress
 from kinlog.controller.train_pump import TrainPump
 from kinlog.controller.worker_budget import WorkerBudget
+from kinlog.lineage.journal import PROGRESS
 from kinlog.lineage.ledger import Ledger
 from kinlog.lineage.log import OpenedLog, create_log, lock_log, open_log
 from kinlog.lineage.run_directory import RunDirectory
@@ -118,6 +119,7 @@ class SingleController:
         refuse_unknown_overrides(config.rollout_recovery, parts.dataset)
         self._sampler = build_sampler(config.sampler, groups_per_step=config.trainer.groups_per_step)
         self._journal = JournalKeeper(self._store, directory.journal, directory.trash)
+        self._progress = JournalKeeper(self._store, directory.progress, directory.trash, PROGRESS)
         self._opened: OpenedLog | None = None
         self._data_plane: DataPlane | None = None
         self._runtime: Runtime | None = None
@@ -341,6 +343,7 @@ class SingleController:
             self._store,
             base,
             self._journal,
+            self._progress,
             run_id=opened.scan.run_id,
             log_id=opened.scan.log_id,
             version=self._version,

@@ -17,6 +17,7 @@ from kinlog.schemas.reasons import FinishReason, Granularity, Reason, Validity
 
 __all__ = [
     "Assignment",
+    "RESUMABLE_REASONS",
     "SealOutcome",
     "reserve_group",
     "dispatch_siblings",
@@ -28,7 +29,11 @@ __all__ = [
     "seal_placeholder",
     "retry_budget_spent",
     "finalize_budget_spent",
+    "resumable_attempts",
 ]
+
+#: Why an attempt was given up that there was nothing wrong with: what it had generated is as good as any.
+RESUMABLE_REASONS = frozenset({Reason.CONTROLLER_RESTART, Reason.WORKER_LOST, Reason.INFRASTRUCTURE_FAILURE})
 
 
 class Assignment(NamedTuple):
@@ -85,10 +90,32 @@ def reserve_group(
     )
 
 
+def resumable_attempts(group: GroupState, sibling: SiblingState, *, max_resumes: int) -> range:
+    """Return the attempts that the sibling's next one may go on from: the newest that left any tokens counts.
+
+    None when the last one was given up for what it had made, or when as many as ``max_resumes`` have gone on from the
+    same tokens: there may be something about them. A cohort is redone from the start.
+    """
+    oldest = sibling.resumed_from or sibling.attempt
+    if (
+        group.granularity is Granularity.PROMPT_GROUP
+        or not sibling.attempt
+        or sibling.last_reason not in RESUMABLE_REASONS
+        or sibling.attempt - oldest >= max_resumes
+    ):
+        return range(0)
+    return range(oldest, sibling.attempt + 1)
+
+
 def dispatch_siblings(
-    p: Projection, group_id: int, assignments: Sequence[Assignment]
+    p: Projection, group_id: int, assignments: Sequence[Assignment], *, max_resumes: int = 0
 ) -> tuple[e.SiblingDispatched, ...]:
     """Allocate the next attempt of each assigned sibling. A ``prompt_group`` group goes as a whole, on one attempt.
+
+    Parameters
+    ----------
+    max_resumes:
+        How many attempts in a row may go on from what those before them generated. 0: each begins anew.
 
     Raises
     ------
@@ -102,17 +129,22 @@ def dispatch_siblings(
             f"group {group_id} is of granularity prompt_group: all its siblings are sent, or none"
         )
     cohort_attempt = 1 + max(sibling.attempt for sibling in group.siblings.values())
-    return tuple(
-        e.SiblingDispatched(
-            group_id=group_id,
-            generation=assignment.generation,
-            attempt=cohort_attempt if cohort else 1 + sibling_of(group, assignment.generation).attempt,
-            weight_version=p.weight_version,
-            worker=assignment.worker,
-            seed=assignment.seed,
+    dispatched: list[e.SiblingDispatched] = []
+    for assignment in assignments:
+        sibling = sibling_of(group, assignment.generation)
+        resumable = resumable_attempts(group, sibling, max_resumes=max_resumes)
+        dispatched.append(
+            e.SiblingDispatched(
+                group_id=group_id,
+                generation=assignment.generation,
+                attempt=cohort_attempt if cohort else 1 + sibling.attempt,
+                weight_version=p.weight_version,
+                worker=assignment.worker,
+                seed=assignment.seed,
+                resumes_attempt=resumable[-1] if resumable else None,
+            )
         )
-        for assignment in assignments
-    )
+    return tuple(dispatched)
 
 
 def classify_result(p: Projection, result: e.SiblingSealed) -> SealOutcome:

@@ -12,7 +12,14 @@ from kinlog.schemas import events as e
 from kinlog.schemas.errors import TransitionError
 from kinlog.schemas.reasons import Granularity, Reason
 
-__all__ = ["FOLD_VERSION", "changes_state", "fold", "sibling_of", "INFRASTRUCTURE_REASONS", "DATA_REASONS"]
+__all__ = [
+    "FOLD_VERSION",
+    "changes_state",
+    "fold",
+    "sibling_of",
+    "INFRASTRUCTURE_REASONS",
+    "DATA_REASONS",
+]
 
 #: What the fold makes of an event, as one number: raised whenever the same log would amount to another projection. A
 #: projection of another version is not gone on from, where the log can be folded again.
@@ -130,6 +137,12 @@ def _sibling_dispatched(p: Projection, event: e.SiblingDispatched, seq: int) -> 
         raise TransitionError(
             f"group {group.group_id}/{event.generation}: attempt {event.attempt} does not follow {sibling.attempt}"
         )
+    if event.resumes_attempt not in (None, sibling.attempt):
+        raise TransitionError(
+            f"group {group.group_id}/{event.generation}: attempt {event.attempt} resumes attempt "
+            f"{event.resumes_attempt}, and the one before it is {sibling.attempt}"
+        )
+    sibling.resumed_from = 0 if event.resumes_attempt is None else sibling.resumed_from or sibling.attempt
     sibling.attempt = event.attempt
     sibling.running = True
     group.phase = GroupPhase.GENERATING
@@ -162,6 +175,7 @@ def _sibling_sealed(p: Projection, event: e.SiblingSealed, seq: int) -> None:
     sibling.sealed_seq = seq
     p.sealed_total += 1
     p.sealed_tokens_total += event.completion_tokens
+    p.resumed_tokens_total += event.resumed_tokens
     if group.all_sealed:
         group.phase = GroupPhase.READY
 

@@ -1,15 +1,20 @@
-"""The row journal: the token rows that workers stage, kept on disk until they are durable elsewhere or gone.
+"""The journals of workers: what is only in a process, kept on disk until it is durable elsewhere or gone.
 
 Each worker process appends to segments of its own, which are framed and checked as the log's are, with columns of their
-own (:mod:`kinlog.schemas.journal_columns`). A row is durable here before its worker reports it, and so before the log
-calls its sibling sealed: what the data plane lost with the process is put back from here.
+own. There are two kinds:
+
+- The row journal has the token rows that workers stage (:mod:`kinlog.schemas.journal_columns`). A row is durable here
+  before its worker reports it, and so before the log calls its sibling sealed: what the data plane lost with the process
+  is put back from here.
+- The progress journal has the tokens of rollouts that have not ended (:mod:`kinlog.schemas.progress_columns`): another
+  attempt may go on from them.
 """
 
 import io
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
 import msgspec
@@ -28,32 +33,52 @@ from kinlog.lineage.segment import (
 from kinlog.lineage.store import Store, StoredFile
 from kinlog.schemas.errors import LogDamagedError, LogWriteError
 from kinlog.schemas.journal_columns import JOURNAL_IDENTITY, journal_schema
+from kinlog.schemas.progress_columns import progress_schema
 
 __all__ = [
-    "RowJournal",
+    "PROGRESS",
+    "ROWS",
+    "Attempt",
+    "Journal",
+    "JournalKind",
     "ScannedJournal",
-    "is_journal_segment",
+    "journal_attempts",
     "journal_batches",
     "journal_identities",
     "scan_journal",
 ]
 
 _CUSTOM_METADATA = {METADATA_KEY: PLACEHOLDER}
-_PREFIX, _SUFFIX = "rows-", ".arrows"
+_SUFFIX = ".arrows"
+
+#: Group, generation, attempt.
+Attempt: TypeAlias = tuple[int, int, int]
 
 
-def is_journal_segment(name: str) -> bool:
-    """Whether a file of this name is a segment of the row journal."""
-    return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
+class JournalKind(NamedTuple):
+    """A kind of journal: what its segments are called, and their columns."""
+
+    prefix: str
+    schema: Callable[[dict[str, str] | None], pa.Schema]
+
+    def owns(self, name: str) -> bool:
+        """Whether a file of this name is a segment of it."""
+        return name.startswith(self.prefix) and name.endswith(_SUFFIX)
 
 
-class RowJournal:
+ROWS = JournalKind("rows-", journal_schema)
+PROGRESS = JournalKind("progress-", progress_schema)
+
+
+class Journal:
     """Appends batches of rows to this process's own segments. For one thread.
 
     Parameters
     ----------
     directory:
-        The run's journal directory; it is made if need be.
+        The run's directory for this kind; it is made if need be.
+    kind:
+        What is written.
     writer_version:
         For people: nothing is decided by it.
     segment_bytes:
@@ -66,6 +91,7 @@ class RowJournal:
         self,
         store: Store,
         directory: Path,
+        kind: JournalKind = ROWS,
         *,
         writer_version: str,
         segment_bytes: int,
@@ -73,10 +99,11 @@ class RowJournal:
     ) -> None:
         self._store = store
         self._directory = directory
+        self._kind = kind
         self._writer_version = writer_version
         self._segment_bytes = segment_bytes
         # Never another's: no two processes, of this life or any other, append to the same segment.
-        self._name = f"{_PREFIX}{clock_us():016d}-{uuid.uuid4().hex[:12]}"
+        self._name = f"{kind.prefix}{clock_us():016d}-{uuid.uuid4().hex[:12]}"
         self._index = 0
         self._segment: _Segment | None = None
         self._failure: LogWriteError | None = None
@@ -100,7 +127,7 @@ class RowJournal:
         except (OSError, MemoryError, pa.ArrowException) as error:
             # Whatever it was, a frame may be half made: one more behind it would be no frame.
             self._failure = LogWriteError(
-                f"writing the row journal in {self._directory} failed: {error}. Nothing that was reported is lost. Free "
+                f"writing the journal in {self._directory} failed: {error}. Nothing that was reported is lost. Free "
                 "or repair the disk, then resume the run."
             )
             raise self._failure from error
@@ -124,7 +151,7 @@ class RowJournal:
         self._store.make_directory(self._directory)
         file = self._store.create(self._directory / f"{self._name}-{self._index:06d}{_SUFFIX}")
         self._index += 1
-        segment = _Segment(file, info)
+        segment = _Segment(file, info, self._kind)
         self._store.sync_directory(self._directory)
         return segment
 
@@ -137,9 +164,9 @@ class RowJournal:
 class _Segment:
     """One segment that is being written."""
 
-    def __init__(self, file: StoredFile, info: SegmentInfo) -> None:
+    def __init__(self, file: StoredFile, info: SegmentInfo, kind: JournalKind) -> None:
         self._file = file
-        schema = journal_schema({"kinlog.segment": msgspec.json.encode(info).decode()})
+        schema = kind.schema({"kinlog.segment": msgspec.json.encode(info).decode()})
         # One Arrow writer for the whole segment: it writes the schema once. What it made is taken out of the sink.
         self._sink = io.BytesIO()
         self._writer = pa.ipc.new_stream(self._sink, schema)
@@ -211,7 +238,7 @@ def scan_journal(store: Store, path: Path) -> ScannedJournal:
     scan = scan_segment(data)
     if scan.end is SegmentEnd.DAMAGED:
         raise LogDamagedError(
-            "damaged row journal",
+            "damaged journal",
             segment=path.name,
             offset_bytes=scan.end_offset,
             seq=scan.frames[-1].last_seq if scan.frames else 0,
@@ -227,19 +254,33 @@ def journal_batches(journal: ScannedJournal) -> Iterator[pa.RecordBatch]:
 
 
 def journal_identities(journal: ScannedJournal) -> Iterator[tuple[int, int, int, int, bytes]]:
-    """Yield group, generation, attempt, call and digest of each row, without its tokens."""
+    """Yield group, generation, attempt, call and digest of each row of the row journal, without its tokens."""
     names = (*JOURNAL_IDENTITY, "row_digest")
     for batch in _batches(journal, names):
         yield from zip(*(batch.column(name).to_pylist() for name in names), strict=True)
 
 
+def journal_attempts(journal: ScannedJournal) -> frozenset[Attempt]:
+    """Return the attempts that a segment of either kind has something of."""
+    names = ("group_id", "generation", "attempt")
+    return frozenset(
+        attempt
+        for batch in _batches(journal, names)
+        for attempt in zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+    )
+
+
 def _batches(journal: ScannedJournal, columns: tuple[str, ...] | None) -> Iterator[pa.RecordBatch]:
     if not journal.scan.frames:
         return
-    names = journal_schema().names
-    fields = None if columns is None else [names.index(name) for name in columns]
-    stream = pa.BufferReader(pa.py_buffer(journal.data[: journal.scan.frames[-1].end]))
-    with pa.ipc.open_stream(stream, options=pa.ipc.IpcReadOptions(included_fields=fields)) as reader:
+    data = pa.py_buffer(journal.data[: journal.scan.frames[-1].end])
+    fields = None
+    if columns is not None:
+        with pa.ipc.open_stream(pa.BufferReader(data)) as reader:
+            fields = [reader.schema.names.index(name) for name in columns]
+    with pa.ipc.open_stream(
+        pa.BufferReader(data), options=pa.ipc.IpcReadOptions(included_fields=fields)
+    ) as reader:
         for batch in reader:
             if batch.num_rows:
                 yield batch

@@ -12,6 +12,7 @@ class RunDirectory:
 
         log/            the event log
         journal/        the row journal: staged tokens that are not durable elsewhere yet
+        progress/       the progress journal: tokens of rollouts that have not ended
         checkpoints/    one directory each
         trash/          what was pruned, until it is removed
         tensorboard/    metrics, where they are switched on
@@ -28,6 +29,10 @@ class RunDirectory:
     @property
     def journal(self) -> Path:
         return self.path / "journal"
+
+    @property
+    def progress(self) -> Path:
+        return self.path / "progress"
 
     @property
     def checkpoints(self) -> Path:

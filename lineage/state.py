@@ -60,6 +60,8 @@ class SiblingState(msgspec.Struct, gc=False):
     """Why the attempt before the current one was given up."""
     restarts: int = 0
     """Attempts that were under way when a controller died."""
+    resumed_from: int = 0
+    """The oldest attempt whose tokens ``attempt`` may go on from; 0: it began anew."""
 
     @property
     def waiting(self) -> bool:
@@ -150,6 +152,8 @@ class Projection(msgspec.Struct):
     dropped: dict[Reason, int] = {}
     sealed_total: int = 0
     sealed_tokens_total: int = 0
+    resumed_tokens_total: int = 0
+    """How many of them an earlier attempt had generated."""
     superseded: dict[Reason, int] = {}
     late_rejected: int = 0
     restarts: int = 0

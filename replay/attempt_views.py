@@ -39,6 +39,7 @@ _SEALED = {
         "raw_reward",
         "shaped_reward",
         "max_weight_version",
+        "resumed_tokens",
     )
 }
 
@@ -47,6 +48,7 @@ ATTEMPT_PAYLOADS: Mapping[str, Sequence[tuple[type[e.Event], str]]] = {
     **_SEALED,
     "worker": ((e.SiblingDispatched, "worker"),),
     "seed": ((e.SiblingDispatched, "seed"),),
+    "resumes_attempt": ((e.SiblingDispatched, "resumes_attempt"),),
     "detail": ((e.AttemptSuperseded, "detail"), (e.GroupDropped, "detail"), (e.GroupParked, "detail")),
     "late_tokens": ((e.LateResultRejected, "completion_tokens"),),
 }
@@ -131,6 +133,7 @@ _ATTEMPT_COLUMNS: dict[str, Callable[[Attempts], pa.Array]] = {
     "detail": lambda a: a.why("detail"),
     "worker": lambda a: a.dispatched("worker"),
     "seed": lambda a: a.dispatched("seed"),
+    "resumes_attempt": lambda a: a.dispatched("resumes_attempt"),
     "epoch": lambda a: a.dispatched("epoch"),
     "dispatched_weight_version": lambda a: a.dispatched("weight_version"),
     "dispatched_seq": lambda a: a.dispatched("seq"),

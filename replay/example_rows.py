@@ -7,7 +7,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kinlog.lineage.journal import is_journal_segment, journal_batches, scan_journal
+from kinlog.lineage.journal import ROWS, journal_batches, scan_journal
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.store import LocalStore
 from kinlog.replay.checkpoints import JOURNAL_NAME
@@ -88,7 +88,7 @@ def _rows_in(
 
 
 def _batches(store: LocalStore, directory: Path) -> Iterable[pa.RecordBatch]:
-    for name in filter(is_journal_segment, store.names(directory)):
+    for name in filter(ROWS.owns, store.names(directory)):
         try:
             yield from journal_batches(scan_journal(store, directory / name))
         except (LogDamagedError, FileNotFoundError):

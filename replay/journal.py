@@ -1,10 +1,9 @@
-"""The row journal at restart and at checkpoints: which rows are put back, and which are still needed."""
+"""The workers' journals at restart and at checkpoints: which rows are put back, and what is still needed."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeAlias
 
-from kinlog.lineage.journal import is_journal_segment, journal_identities, scan_journal
+from kinlog.lineage.journal import ROWS, Attempt, journal_identities, scan_journal
 from kinlog.lineage.state import GroupPhase, Projection
 from kinlog.lineage.store import Store
 from kinlog.replay.held_rows import HeldRows
@@ -14,10 +13,13 @@ from kinlog.schemas.reasons import Reason
 from kinlog.schemas.receipts import staging_key
 from kinlog.schemas.rows import RowTag
 
-__all__ = ["Attempt", "journalled_attempts", "needed_attempts", "rows_in_journal", "rows_to_put_back"]
-
-#: Group, generation, attempt.
-Attempt: TypeAlias = tuple[int, int, int]
+__all__ = [
+    "journalled_attempts",
+    "needed_attempts",
+    "rows_in_journal",
+    "rows_to_put_back",
+    "unfinished_attempts",
+]
 
 
 def rows_to_put_back(restored: Projection, inventory: Inventory | HeldRows) -> dict[str, RowTag]:
@@ -56,6 +58,18 @@ def needed_attempts(p: Projection, durable_seq: int) -> frozenset[Attempt]:
     )
 
 
+def unfinished_attempts(p: Projection) -> frozenset[Attempt]:
+    """Return the attempts that a next attempt of their sibling may go on from: that under way, and those before it whose
+    tokens it has gone on from itself."""
+    return frozenset(
+        (group.group_id, generation, attempt)
+        for group in p.live_groups()
+        for generation, sibling in group.siblings.items()
+        if sibling.sealed is None
+        for attempt in range(sibling.resumed_from or sibling.attempt, sibling.attempt + 1)
+    )
+
+
 def journalled_attempts(p: Projection, anchor_seq: int) -> frozenset[Attempt]:
     """Return the attempts whose rows a rollout checkpoint at this place takes from the journal: what was sealed since its
     anchor, at ``anchor_seq``, was taken. Steps applied since then are trained again: their groups are among them."""
@@ -77,7 +91,7 @@ def rows_in_journal(store: Store, directory: Path, wanted: Mapping[str, RowTag])
     Segments that do not verify have none.
     """
     found: dict[str, RowTag] = {}
-    for name in filter(is_journal_segment, store.names(directory)):
+    for name in filter(ROWS.owns, store.names(directory)):
         try:
             journal = scan_journal(store, directory / name)
         except LogDamagedError:

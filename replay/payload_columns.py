@@ -46,6 +46,7 @@ PAYLOAD_COLUMNS: dict[type[e.Event], dict[str, PayloadColumn]] = {
     e.SiblingDispatched: {
         "worker": PayloadColumn(pa.utf8(), "worker"),
         "seed": PayloadColumn(pa.decimal128(20, 0), "seed"),
+        "resumes_attempt": PayloadColumn(pa.int32(), "resumes_attempt"),
     },
     e.SiblingSealed: {
         "validity": PayloadColumn(pa.utf8(), "validity"),
@@ -56,6 +57,7 @@ PAYLOAD_COLUMNS: dict[type[e.Event], dict[str, PayloadColumn]] = {
         "raw_reward": PayloadColumn(pa.float64(), "raw_reward"),
         "shaped_reward": PayloadColumn(pa.float64(), "shaped_reward"),
         "max_weight_version": PayloadColumn(pa.int64(), "max_weight_version"),
+        "resumed_tokens": PayloadColumn(pa.int64(), "resumed_tokens"),
     },
     e.AttemptSuperseded: {"detail": PayloadColumn(pa.utf8(), "detail")},
     e.LateResultRejected: {"completion_tokens": PayloadColumn(pa.int64(), "completion_tokens")},

@@ -91,9 +91,14 @@ def _group_admitted(event: e.GroupAdmitted) -> str:
 
 
 def _sibling_dispatched(event: e.SiblingDispatched) -> str:
+    resumes = (
+        ""
+        if event.resumes_attempt is None
+        else f", to go on from what attempt {event.resumes_attempt} had generated"
+    )
     return (
         f"sibling {event.generation}, attempt {event.attempt}: sent to {event.worker}, under weights "
-        f"{event.weight_version}"
+        f"{event.weight_version}{resumes}"
     )
 
 
@@ -104,9 +109,10 @@ def _sibling_sealed(event: e.SiblingSealed) -> str:
         if event.weight_version == event.max_weight_version
         else f"weights {event.weight_version} to {event.max_weight_version}"
     )
+    resumed = f", {event.resumed_tokens:,} of them by an earlier attempt," if event.resumed_tokens else ""
     return (
         f"sibling {event.generation}, attempt {event.attempt}: sealed{_VALIDITIES[event.validity]}: "
-        f"{format_count(event.completion_tokens, 'token')} in {format_count(calls, 'model call')} by {weights}, ended by "
+        f"{format_count(event.completion_tokens, 'token')}{resumed} in {format_count(calls, 'model call')} by {weights}, ended by "
         f"{event.finish_reason.value}, reward {event.raw_reward:.4g}, {event.shaped_reward:.4g} to train on"
     )
 

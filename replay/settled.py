@@ -12,6 +12,7 @@ appended. ``replay`` looks at every event, and so does ``kinlog log verify``.
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -25,14 +26,25 @@ from kinlog.schemas import events as e
 from kinlog.schemas.errors import TransitionError
 from kinlog.schemas.reasons import Reason
 
-__all__ = ["check_readable", "count_reasons", "is_of", "replay_newest_first"]
+__all__ = ["SealedTokens", "check_readable", "count_reasons", "is_of", "replay_newest_first"]
+
+
+class SealedTokens(NamedTuple):
+    """Completion tokens of some seals, and how many of them earlier attempts had generated."""
+
+    completion: int
+    resumed: int
+
+    @classmethod
+    def summed(cls, completion_tokens: pa.Array, resumed_tokens: pa.Array) -> "SealedTokens":
+        return cls(pc.sum(completion_tokens).as_py() or 0, pc.sum(resumed_tokens).as_py() or 0)
 
 
 def replay_newest_first(
     batches: Iterable[pa.RecordBatch],
     projection: Projection,
     *,
-    completion_tokens: Callable[[pa.RecordBatch], int] | None = None,
+    sealed_tokens: Callable[[pa.RecordBatch], SealedTokens] | None = None,
 ) -> Projection:
     """Bring ``projection`` (in place) to the end of the events that follow it.
 
@@ -41,8 +53,8 @@ def replay_newest_first(
     batches:
         All of these events, as record batches of the log. The newest batch comes first; inside of a batch the oldest
         event does.
-    completion_tokens:
-        Returns the sum of the tokens of some of the last batch's seals: for who has decoded them anyway.
+    sealed_tokens:
+        Returns the sums over some of the last batch's seals: for who has decoded them anyway.
 
     Raises
     ------
@@ -51,7 +63,7 @@ def replay_newest_first(
     LogUnsupportedError
         An event was written by a newer kinlog.
     """
-    settled = _Settled(projection, completion_tokens or _completion_tokens)
+    settled = _Settled(projection, sealed_tokens or _sealed_tokens)
     kept = [settled.take(batch) for batch in batches]
     settled.check_whole(projection)
     for batch in reversed(kept):
@@ -78,8 +90,8 @@ def _fold_kept(p: Projection, record: e.RecordedEvent, settled: set[int]) -> Non
 class _Settled:
     """The groups that were reserved after ``start`` and are settled, and what is counted of them."""
 
-    def __init__(self, start: Projection, completion_tokens: Callable[[pa.RecordBatch], int]) -> None:
-        self._completion_tokens = completion_tokens
+    def __init__(self, start: Projection, sealed_tokens: Callable[[pa.RecordBatch], SealedTokens]) -> None:
+        self._sum_sealed_tokens = sealed_tokens
         self.group_ids: set[int] = set()
         # Groups of the projection that is gone on from are folded, whatever becomes of them.
         self._first_group = start.next_group_id
@@ -89,7 +101,7 @@ class _Settled:
         self._last_reserved: e.GroupReserved | None = None
         self._first_seq: int | None = None
         self._end: tuple[int, int] | None = None
-        self._applied = self._sealed = self._sealed_tokens = self._late = 0
+        self._applied = self._sealed = self._sealed_tokens = self._resumed_tokens = self._late = 0
         self._places: Counter[int] = Counter()
         self._dropped: Counter[Reason] = Counter()
         self._superseded: Counter[Reason] = Counter()
@@ -143,7 +155,9 @@ class _Settled:
     def _count(self, rows: pa.RecordBatch) -> None:
         sealed = rows.filter(is_of(rows, e.SiblingSealed))
         self._sealed += sealed.num_rows
-        self._sealed_tokens += self._completion_tokens(sealed)
+        tokens = self._sum_sealed_tokens(sealed)
+        self._sealed_tokens += tokens.completion
+        self._resumed_tokens += tokens.resumed
         self._late += pc.sum(is_of(rows, e.LateResultRejected)).as_py() or 0
         self._dropped.update(count_reasons(rows.filter(is_of(rows, e.GroupDropped))))
         self._superseded.update(count_reasons(rows.filter(is_of(rows, e.AttemptSuperseded))))
@@ -166,6 +180,7 @@ class _Settled:
         p.applied_forgotten += self._applied
         p.sealed_total += self._sealed
         p.sealed_tokens_total += self._sealed_tokens
+        p.resumed_tokens_total += self._resumed_tokens
         p.late_rejected += self._late
         p.places = dict(Counter(p.places) + self._places)
         p.dropped = dict(Counter(p.dropped) + self._dropped)
@@ -197,9 +212,9 @@ def count_reasons(rows: pa.RecordBatch) -> dict[Reason, int]:
     return {Reason(one["values"]): one["counts"] for one in counted.to_pylist()}
 
 
-def _completion_tokens(sealed: pa.RecordBatch) -> int:
-    tokens = payload_columns(e.SiblingSealed, sealed, ("completion_tokens",))["completion_tokens"]
-    return pc.sum(tokens).as_py() or 0
+def _sealed_tokens(sealed: pa.RecordBatch) -> SealedTokens:
+    columns = payload_columns(e.SiblingSealed, sealed, ("completion_tokens", "resumed_tokens"))
+    return SealedTokens.summed(columns["completion_tokens"], columns["resumed_tokens"])
 
 
 def check_readable(batch: pa.RecordBatch) -> None:

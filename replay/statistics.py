@@ -12,7 +12,7 @@ from kinlog.lineage.scan import LogScan, ScannedSegment
 from kinlog.lineage.state import GroupPhase, Projection
 from kinlog.replay.lives import Life, LivesTally
 from kinlog.replay.payload_columns import payload_columns
-from kinlog.replay.settled import count_reasons, is_of, replay_newest_first
+from kinlog.replay.settled import SealedTokens, count_reasons, is_of, replay_newest_first
 from kinlog.schemas import events as e
 from kinlog.schemas.reasons import CheckpointKind
 
@@ -74,6 +74,8 @@ class TokenStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Completion tokens, counted over all lives."""
 
     sealed: int
+    resumed: int
+    """Of these, what an earlier attempt had generated: not generated again after a crash."""
     superseded: int
     """Of sealed attempts that were given up later."""
     late: int
@@ -138,7 +140,12 @@ class _Tally:
         self.superseded_tokens = self.late_tokens = 0
         self._given_up: dict[int, dict[tuple[int, int], str]] = {}
         """group -> (generation, attempt) -> why it was given up, as long as it is not known whether it had been sealed."""
-        self._sealed_seqs, self._sealed_tokens = pa.array([], pa.uint64()), pa.array([], pa.int64())
+        nothing = pa.array([], pa.int64())
+        self._sealed_seqs, self._sealed_tokens, self._resumed_tokens = (
+            pa.array([], pa.uint64()),
+            nothing,
+            nothing,
+        )
         """Of the last batch."""
         self._records: list[e.RecordedEvent] = []
         """Of the whole run, and those at which a life begins or ends; the newest first."""
@@ -149,11 +156,10 @@ class _Tally:
             self._take(batch)
             yield batch
 
-    def completion_tokens(self, rows: pa.RecordBatch) -> int:
-        """Return the sum of the tokens of some of the last batch's seals."""
-        return (
-            pc.sum(self._sealed_tokens.filter(pc.is_in(self._sealed_seqs, rows.column("seq")))).as_py() or 0
-        )
+    def sealed_tokens(self, rows: pa.RecordBatch) -> SealedTokens:
+        """Return the sums over some of the last batch's seals."""
+        some = pc.is_in(self._sealed_seqs, rows.column("seq"))
+        return SealedTokens.summed(self._sealed_tokens.filter(some), self._resumed_tokens.filter(some))
 
     def _take(self, batch: pa.RecordBatch) -> None:
         kinds = batch.column("kind")
@@ -179,8 +185,10 @@ class _Tally:
             self._given_up.setdefault(group_id, {})[generation, attempt] = reason
 
     def _take_sealed(self, rows: pa.RecordBatch) -> None:
-        columns = payload_columns(e.SiblingSealed, rows, ("completion_tokens", "validity", "finish_reason"))
+        names = ("completion_tokens", "resumed_tokens", "validity", "finish_reason")
+        columns = payload_columns(e.SiblingSealed, rows, names)
         self._sealed_seqs, self._sealed_tokens = rows.column("seq"), columns["completion_tokens"]
+        self._resumed_tokens = columns["resumed_tokens"]
         for counter, name in ((self.validity, "validity"), (self.finish, "finish_reason")):
             for counted in pc.value_counts(columns[name]).to_pylist():
                 counter[counted["values"]] += counted["counts"]
@@ -279,7 +287,7 @@ def collect_statistics(scan: LogScan) -> RunStatistics:
     beginning, tally = scan.beginning(), _Tally()
     batches = scan.batches(beginning.last_seq, newest_first=True)
     projection = replay_newest_first(
-        tally.through(batches), scan.beginning(), completion_tokens=tally.completion_tokens
+        tally.through(batches), scan.beginning(), sealed_tokens=tally.sealed_tokens
     )
     tally.go_on_from(beginning)
     groups = projection.groups.values()
@@ -314,6 +322,7 @@ def collect_statistics(scan: LogScan) -> RunStatistics:
         ),
         tokens=TokenStatistics(
             sealed=projection.sealed_tokens_total - beginning.sealed_tokens_total,
+            resumed=projection.resumed_tokens_total - beginning.resumed_tokens_total,
             superseded=tally.superseded_tokens,
             late=tally.late_tokens,
         ),

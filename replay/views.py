@@ -59,6 +59,7 @@ _SEALED = (
     Column("finish_reason", _TEXT, "how the last model call ended: stop, length or aborted"),
     Column("prompt_tokens", _INT64, "tokens of the first prompt"),
     Column("completion_tokens", _INT64, "tokens that the policy generated, over all model calls"),
+    Column("resumed_tokens", _INT64, "how many of them an earlier attempt had generated"),
     Column("model_calls", _INT64, "model calls of the rollout; null for a placeholder"),
     Column("raw_reward", _FLOAT, "the reward as the environment gave it"),
     Column("shaped_reward", _FLOAT, "the reward that is trained on"),
@@ -172,6 +173,9 @@ _VIEWS = (
             Column("detail", _TEXT, "more of why, in words"),
             Column("worker", _TEXT, "the worker that it was sent to"),
             Column("seed", _SEED, "its sampling seed"),
+            Column(
+                "resumes_attempt", _INT32, "the attempt before, if it may go on from the tokens that it left"
+            ),
             Column("epoch", _INT64, "the life of the controller that dispatched it"),
             Column("dispatched_weight_version", _INT64, "weights when it was dispatched"),
             Column("dispatched_seq", _INT64, "when it was dispatched: the event"),

@@ -46,7 +46,7 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     deterministic: bool = False
     """Refuse operations of torch that may give another result each time, in trainer and generation workers. With
     ``sampler: {name: in_order, max_lookahead_versions: 0}`` a run that is killed ends with the very weights of one that
-    is not."""
+    is not. Needs ``rollout_recovery.prefix: discard``."""
     model: ModelSettings = ModelSettings()
     generation: GenerationSettings = GenerationSettings()
     dataset: DatasetSettings
@@ -63,8 +63,8 @@ class RunConfig(Settings, frozen=True, kw_only=True):
     metrics: MetricsSettings = MetricsSettings()
 
 
-def load_config(path: Path) -> RunConfig:
-    """Read and check a configuration file.
+def load_config(path: Path, *, engine: str | None = None) -> RunConfig:
+    """Read and check a configuration file. ``engine`` is put in the place of ``generation.engine``.
 
     Raises
     ------
@@ -78,17 +78,20 @@ def load_config(path: Path) -> RunConfig:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not text in UTF-8: {error}") from error
-    return parse_config(text, source=str(path))
+    return parse_config(text, source=str(path), engine=engine)
 
 
-def parse_config(text: str, *, source: str = "configuration") -> RunConfig:
-    """Decode and check a configuration text. ``source`` is what errors call it."""
+def parse_config(text: str, *, source: str = "configuration", engine: str | None = None) -> RunConfig:
+    """Decode and check a configuration text. ``source`` is what errors call it; for ``engine`` see :func:`load_config`."""
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: not valid YAML: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{source}: expected a mapping of sections, found {type(data).__name__}")
+    if engine is not None:
+        generation = data.get("generation") or {}
+        data["generation"] = {**generation, "engine": engine} if isinstance(generation, dict) else generation
     try:
         config = msgspec.convert(data, RunConfig)
     except msgspec.ValidationError as error:
@@ -117,6 +120,7 @@ def _check_sections(config: RunConfig, source: str) -> None:
         if not (checkpointing.enabled and checkpointing.save_data_plane):
             key = "enabled" if not checkpointing.enabled else "save_data_plane"
             raise ConfigError(f"{source}: {needs} checkpointing.{key}: true; found false. {because}.")
+        _check_resuming(config, source)
     elif not config.token_capture.enabled:
         raise ConfigError(f"{source}: token_capture.enabled is false, and training is on captured tokens")
     if checkpointing.rollout_every_s is not None and not checkpointing.enabled:
@@ -126,6 +130,7 @@ def _check_sections(config: RunConfig, source: str) -> None:
         )
     if len({task.name for task in config.dataset.tasks}) != len(config.dataset.tasks):
         raise ConfigError(f"{source}: dataset.tasks: two tasks have the same name; names identify tasks")
+    _check_generation(config, source)
     _check_sampler(config.sampler, source)
     _check_waits(config, source)
     rollout = config.rollout
@@ -142,6 +147,75 @@ def _check_sections(config: RunConfig, source: str) -> None:
         raise ConfigError(
             f"{source}: rollout.max_inflight_siblings is {rollout.max_inflight_siblings}, and a group of granularity "
             f"prompt_group runs rollout.num_generations ({rollout.num_generations}) siblings at once"
+        )
+
+
+def _check_resuming(config: RunConfig, source: str) -> None:
+    recovery = config.rollout_recovery
+    if recovery.resumes and not config.row_journal.enabled:
+        key = "prefix" if recovery.prefix == "resume" else "turn"
+        raise ConfigError(
+            f"{source}: rollout_recovery.{key} is resume, which needs row_journal.enabled: true; found false. What "
+            "unfinished rollouts have generated is kept beside it. Set prefix and turn to discard, or switch it on."
+        )
+    if config.deterministic and recovery.prefix == "resume":
+        raise ConfigError(
+            f"{source}: deterministic is true, and rollout_recovery.prefix is resume: reading a prefix at once rounds "
+            "otherwise than generating it token by token, so the weights would depend on when the run was killed. Set "
+            "rollout_recovery.prefix: discard. Turns can be resumed."
+        )
+
+
+#: Arguments of vLLM that the engine sets itself, from other keys or because captured tokens depend on them.
+_OWN_ENGINE_ARGS = frozenset(
+    {
+        "model",
+        "dtype",
+        "enforce_eager",
+        "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
+        "tensor_parallel_size",
+        "max_model_len",
+        "max_num_seqs",
+        "logprobs_mode",
+        "skip_tokenizer_init",
+        "generation_config",
+        "worker_extension_cls",
+        "disable_log_stats",
+    }
+)
+
+
+def _check_generation(config: RunConfig, source: str) -> None:
+    generation = config.generation
+    if generation.engine == "torch":
+        if generation.in_flight_updates != "continue":
+            raise ConfigError(
+                f"{source}: generation.in_flight_updates is {generation.in_flight_updates}, and generation.engine torch has "
+                "continue only. Leave it out, or set generation.engine: vllm."
+            )
+        return
+    own = sorted(_OWN_ENGINE_ARGS & generation.vllm.engine_args.keys())
+    if own:
+        raise ConfigError(
+            f"{source}: generation.vllm.engine_args: {', '.join(own)} cannot be passed on: the engine sets it itself, "
+            "from other keys of generation or so that what is captured is right"
+        )
+    if config.deterministic:
+        raise ConfigError(
+            f"{source}: deterministic is true, and generation.engine is vllm, whose log-probabilities depend in their last "
+            "bits on what else is in the batch. Set deterministic: false, or generation.engine: torch."
+        )
+    parallel = generation.vllm.tensor_parallel_size
+    if (
+        generation.num_gpus > 0
+        and generation.num_gpus != parallel
+        and (parallel > 1 or generation.num_gpus > 1)
+    ):
+        raise ConfigError(
+            f"{source}: generation.num_gpus is {generation.num_gpus:g}, and a worker's model is split over "
+            f"generation.vllm.tensor_parallel_size ({parallel}) of them: set both to the same, or num_gpus below 1 for "
+            "several workers on one GPU"
         )
 
 

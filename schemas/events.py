@@ -202,6 +202,8 @@ class SiblingDispatched(Event, frozen=True, kw_only=True):
     """Name of the worker that it is sent to."""
     seed: int
     """Seed of its random numbers."""
+    resumes_attempt: int | None = None
+    """The attempt before, if this one may go on from the tokens that it left."""
 
 
 class SiblingSealed(Event, frozen=True, kw_only=True):
@@ -228,6 +230,8 @@ class SiblingSealed(Event, frozen=True, kw_only=True):
     """How its last model call ended."""
     validity: Validity
     """Whether it is an example to train on."""
+    resumed_tokens: int = 0
+    """How many of ``completion_tokens`` an earlier attempt had generated."""
 
 
 class AttemptSuperseded(Event, frozen=True, kw_only=True):

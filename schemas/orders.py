@@ -25,6 +25,10 @@ class RolloutOrder(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     prompt: PromptRef
     seed: int
+    resumable_attempts: tuple[int, ...] = ()
+    """Earlier attempts, oldest first: it goes on from the newest of them that left any tokens."""
+    newest_weight_version: int | None = None
+    """Tokens that newer weights sampled are not gone on from. ``None``: all are."""
 
 
 class RolloutFailed(msgspec.Struct, frozen=True, kw_only=True):

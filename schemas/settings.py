@@ -13,7 +13,9 @@ from kinlog.schemas.receipts import MAX_MODEL_CALLS
 __all__ = [
     "Settings",
     "ModelSettings",
+    "VllmSettings",
     "GenerationSettings",
+    "InFlightUpdates",
     "TaskSettings",
     "DatasetSettings",
     "TrainerSettings",
@@ -63,19 +65,57 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
     """Of the random weights."""
 
 
+InFlightUpdates = Literal["continue", "recompute", "finish"]
+
+
+class VllmSettings(Settings, frozen=True, kw_only=True):
+    """How vLLM is started by each generation worker."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of weights and activations; the trainer's weights are float32. ``auto``: as vLLM chooses for the model, which is
+    16 bits wide."""
+    enforce_eager: bool = False
+    """No compilation and no CUDA graphs: starts sooner, generates more slowly."""
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    """Share of a GPU's memory that one worker's vLLM may take. Less, where a trainer or other workers are on the same
+    GPU."""
+    tensor_parallel_size: PositiveInt = 1
+    """GPUs that one worker's model is split over, on one machine."""
+    max_model_len: PositiveInt | None = None
+    """Longest sequence in tokens. ``None``: ``model.max_positions``, or what the model was made for where that is less."""
+    kv_cache_gib: PositiveFloat | None = None
+    """Memory for keys and values, in GiB. ``None``: what ``gpu_memory_utilization`` leaves. On a CPU that would be a share
+    of the machine's memory: say how much."""
+    engine_args: dict[str, int | float | bool | str] = {}
+    """Further arguments of vLLM's ``AsyncEngineArgs``, passed on as they are."""
+
+
 class GenerationSettings(Settings, frozen=True, kw_only=True):
     """How completions are sampled, and by how many workers."""
 
-    engine: Literal["torch"] = "torch"
+    engine: Literal["torch", "vllm"] = "torch"
     """What generates."""
     num_workers: PositiveInt = 1
     """Generation workers, a process each."""
+    python: str | None = None
+    """Path of the interpreter that generation workers run in, of the same Python and Ray version as the run's, with
+    ``kinlog[train]`` and the engine installed. ``None``: the run's own."""
+    num_gpus: Annotated[float, Meta(ge=0)] = 0.0
+    """GPUs that Ray gives to each generation worker: ``vllm.tensor_parallel_size`` with vLLM on GPUs, or less than 1 for
+    several workers on one. With 0 a worker sees none."""
     max_batch_size: PositiveInt = 32
     """Sequences decoded together by one worker."""
     max_new_tokens: PositiveInt = 24
     """Limit on one model call's completion."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature."""
+    in_flight_updates: InFlightUpdates = "continue"
+    """What new weights do to model calls under way. ``continue``: they go on, with the keys and values that they have.
+    ``recompute``: they go on after the new weights have read all their tokens again. ``finish``: they end first, and
+    calls that come meanwhile wait for the new weights. The torch engine has ``continue`` only. In each case tokens are
+    stamped with the version of the weights that sampled them."""
+    vllm: VllmSettings = VllmSettings()
+    """Used by engine ``vllm``."""
 
 
 class TaskSettings(Settings, frozen=True, kw_only=True):
@@ -214,6 +254,14 @@ class RolloutRecoverySettings(Settings, frozen=True, kw_only=True):
     """By the agent's name. It wins over the task's."""
     task_granularity_overrides: dict[str, Granularity] = {}
     """By the task's name."""
+    prefix: Literal["resume", "discard"] = "resume"
+    """What becomes of the tokens of a model call that a crash or a lost worker cut off. ``resume``: the sibling's next
+    attempt goes on after them. Granularity ``prompt_group`` begins anew all the same."""
+    turn: Literal["resume", "discard"] = "resume"
+    """What becomes of the model calls that such a rollout had behind it. ``resume``: the next attempt goes on after the
+    last one that was judged, if the environment can be put where it was then."""
+    max_resumes: PositiveInt = 3
+    """Attempts in a row that may go on from what earlier ones generated. The next begins anew."""
     missing_rows: Literal["refuse", "redispatch"] = "refuse"
     """What to do about rows that the checkpoint promised and the data plane lacks."""
     future_weights: Literal["reuse", "discard"] = "reuse"
@@ -222,6 +270,11 @@ class RolloutRecoverySettings(Settings, frozen=True, kw_only=True):
     """What to do when more groups are alive than ``rollout.max_live_groups`` now allows: keep them and draw nothing
     until there is room, evict as many (those for the furthest steps first, then those drawn last), or refuse to
     resume. Groups that are trained on again, since the trainer was rolled back, are not counted."""
+
+    @property
+    def resumes(self) -> int:
+        """``max_resumes``, or 0 where nothing is resumed."""
+        return self.max_resumes if "resume" in (self.prefix, self.turn) else 0
 
     def resolve(self, *, agent_name: str, task_name: str) -> Granularity:
         """Return the granularity of a prompt: resolved once, at reservation, and stored with the group."""
@@ -266,6 +319,10 @@ class RowJournalSettings(Settings, frozen=True, kw_only=True):
     """Without it, siblings that were sealed after the last checkpoint are generated again at a restart."""
     segment_bytes: Annotated[int, Meta(ge=65_536)] = 16 * 1024 * 1024
     """A segment is removed as a whole, once every row in it is durable elsewhere or gone."""
+    progress_every_s: PositiveFloat = 2.0
+    """Tokens of rollouts that have not ended are written down at least this often, for other attempts to go on from."""
+    progress_every_tokens: PositiveInt = 1024
+    """And as soon as a model call has generated so many more of them."""
 
 
 class LogSettings(Settings, frozen=True, kw_only=True):

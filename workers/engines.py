@@ -1,6 +1,6 @@
 """What a generation engine is to those who call it: requests, tokens, completions, and the verbs of every engine."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,10 +79,22 @@ class GeneratedTokens:
         # What is appended last: another thread never counts half a token.
         return len(self._weight_versions)
 
+    def __iter__(self) -> Iterator[tuple[int, float, int]]:
+        """Yield token id, log-probability and weight version of each token."""
+        return zip(self._token_ids, self._logprobs, self._weight_versions, strict=False)
+
     @property
     def token_ids(self) -> Sequence[int]:
-        """Not to be changed."""
+        """Not to be changed, nor are the others."""
         return self._token_ids
+
+    @property
+    def logprobs(self) -> Sequence[float]:
+        return self._logprobs
+
+    @property
+    def weight_versions(self) -> Sequence[int]:
+        return self._weight_versions
 
     def append(self, token_id: int, logprob: float, weight_version: int) -> None:
         """Add a token: its log-probability at the sampling temperature, and the weights that sampled it."""
@@ -90,17 +102,15 @@ class GeneratedTokens:
         self._logprobs.append(logprob)
         self._weight_versions.append(weight_version)
 
-    def since(self, position: int) -> "GeneratedTokens":
-        """Return a copy of the tokens from ``position`` on."""
-        end = len(self)
-        return GeneratedTokens(
-            self._token_ids[position:end], self._logprobs[position:end], self._weight_versions[position:end]
-        )
+    def part(self, start: int = 0, end: int | None = None) -> "GeneratedTokens":
+        """Return a copy of the tokens from place ``start`` to before ``end``."""
+        of = slice(start, len(self) if end is None else min(end, len(self)))
+        return GeneratedTokens(self._token_ids[of], self._logprobs[of], self._weight_versions[of])
 
     def up_to_version(self, newest: int) -> "GeneratedTokens":
         """Return a copy of the tokens before the first that weights newer than ``newest`` sampled."""
-        end = next((at for at, version in enumerate(self._weight_versions) if version > newest), len(self))
-        return GeneratedTokens(self._token_ids[:end], self._logprobs[:end], self._weight_versions[:end])
+        end = next((at for at, version in enumerate(self._weight_versions) if version > newest), None)
+        return self.part(0, end)
 
     def end(self, *, eos_id: int, max_new_tokens: int) -> FinishReason | None:
         """Return how these tokens end a completion, ``None`` if they do not."""

@@ -1,27 +1,22 @@
 """Environments: who judges an answer, and what an agent does about the verdict."""
 
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
-from kinlog.schemas.config import RunConfig
-from kinlog.schemas.errors import ConfigError
 from kinlog.schemas.settings import RolloutSettings
-from kinlog.workers.tasks import Item, TaskMixture
+from kinlog.workers.tasks import Item
 
 __all__ = [
-    "AGENTS",
     "Environment",
     "EnvironmentFailure",
     "Episode",
     "ResumableEpisode",
+    "Retry",
     "Scorer",
+    "SingleTurn",
     "StateNotUsableError",
     "Verdict",
-    "build_environment",
-    "open_dataset",
 ]
 
 #: How the ``retry`` agent says that an answer was wrong.
@@ -42,7 +37,7 @@ class Verdict:
     """The rollout's reward if it ends here, before shaping."""
     well_formed: bool
     """Whether the answer looks like one: here, an integer."""
-    feedback: str | None
+    feedback: str | None = None
     """What the policy reads before its next call; ``None`` ends the rollout."""
 
 
@@ -97,6 +92,7 @@ class ResumableEpisode(Episode, Protocol):
         ...
 
 
+@runtime_checkable
 class Environment(Protocol):
     """Begins episodes. Siblings share it, so what differs between rollouts belongs to the episode."""
 
@@ -171,39 +167,6 @@ class _RetryEpisode(_Stateless):
             well_formed=_is_integer(answer),
             feedback=None if ended else _WRONG,
         )
-
-
-#: The agents that a task can name.
-AGENTS: Mapping[str, Callable[[Scorer, RolloutSettings], Environment]] = MappingProxyType(
-    {"single_turn": SingleTurn, "retry": Retry}
-)
-
-
-def build_environment(agent_name: str, scorer: Scorer, settings: RolloutSettings) -> Environment:
-    """Return the environment of the agent of that name.
-
-    Raises
-    ------
-    ConfigError
-        There is no such agent.
-    """
-    if agent_name not in AGENTS:
-        raise ConfigError(f"dataset.tasks: expected an agent of {sorted(AGENTS)}, found {agent_name!r}")
-    return AGENTS[agent_name](scorer, settings)
-
-
-def open_dataset(config: RunConfig) -> TaskMixture:
-    """Return a run's dataset, once every task's agent is known.
-
-    Raises
-    ------
-    ConfigError
-        A task names a generator or an agent that does not exist, or its options do not fit.
-    """
-    dataset = TaskMixture(config.dataset)
-    for task in config.dataset.tasks:
-        build_environment(task.agent, dataset, config.rollout)
-    return dataset
 
 
 def _is_integer(answer: str) -> bool:

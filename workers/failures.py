@@ -23,8 +23,10 @@ def classify_failure(error: BaseException) -> Reason:
 
     The innermost specific cause decides: a client library's own error usually wraps a broken connection or a status
     code. What was merely being handled when it was raised is no cause, and is asked only as long as nothing specific
-    has been found: after a cache miss (``KeyError``) a refused connection is still a refused connection. Of a group the
-    first specific member counts: the others are often its consequences.
+    has been found: after a cache miss (``KeyError``) a refused connection is still a refused connection. Where it was
+    suppressed (``from None``) it is asked only as long as nothing at all has been found: what is below OpenAI's client
+    hides in this way which error of the system its own stands for. Of a group the first specific member counts: the
+    others are often its consequences.
 
     An HTTP status counts wherever it is kept (``status``, ``status_code``, or ``response.status_code``). What says
     nothing is the data's: it would happen again, and the smaller budget ends it.
@@ -41,7 +43,7 @@ def _judge(error: BaseException, seen: set[int]) -> _Verdict | None:
         found = _stronger(found, _verdict(current, seen))
         if current.__cause__ is not None:
             current = current.__cause__
-        elif current.__suppress_context__ or (found is not None and found.specific):
+        elif found is not None and (found.specific or current.__suppress_context__):
             break
         else:
             current = current.__context__

@@ -1,14 +1,14 @@
 """The policy: a causal language model with its tokenizer, built small from settings or read from a local directory."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from kinlog.schemas.errors import ConfigError
 from kinlog.schemas.settings import ModelSettings
-from kinlog.workers.tokenizer import CharacterTokenizer, Tokenizer
+from kinlog.workers.tokenizer import CharacterTokenizer, ChatMessage, Tokenizer
 
 __all__ = ["Policy", "load_policy", "load_tokenizer"]
 
@@ -109,6 +109,7 @@ class _PretrainedTokenizer:
         # The embedding may be larger than the tokenizer's vocabulary, and its spare ids can be sampled.
         self.vocabulary_size = vocabulary_size
         self.eos_id = int(tokenizer.eos_token_id)
+        self.eos_text = str(tokenizer.eos_token)
         self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.eos_id)
 
     def encode(self, text: str) -> list[int]:
@@ -116,3 +117,25 @@ class _PretrainedTokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+        from jinja2.exceptions import (
+            TemplateError,
+        )  # transformers renders with it, and takes a while to import
+
+        if self._tokenizer.chat_template is None:
+            raise ConfigError(
+                f"model.path: the tokenizer of {self._tokenizer.name_or_path} has no chat template, so it cannot say how "
+                "a conversation reads: add a chat_template.jinja there, or let the agent send prompts to /v1/completions"
+            )
+        conversation = [
+            {name: value for name, value in asdict(message).items() if value is not None}
+            for message in messages
+        ]
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            raise ValueError(f"the chat template does not take these messages: {error}") from error
+        return str(rendered)

@@ -147,16 +147,17 @@ class ModelCalls:
             The rollout has made as many calls as it may.
         """
         limit = self._settings.max_new_tokens
+        limit = limit if max_new_tokens is None else min(limit, max_new_tokens)
         call = self._begin()
         digest = prompt_digest(prompt_token_ids)
-        tokens = self._generated_before(call, digest)
+        tokens = self._generated_before(call, digest).part(0, limit)
         self.resumed_tokens += len(tokens)
         if self._progress is not None:
             self._progress.begin_call(call, digest, tokens)
         completion = await self._engine.generate(
             GenerationRequest(
                 prompt_token_ids=prompt_token_ids,
-                max_new_tokens=limit if max_new_tokens is None else min(limit, max_new_tokens),
+                max_new_tokens=limit,
                 temperature=self._settings.temperature,
                 seed=_call_seed(self._seed, call),
             ),
@@ -199,7 +200,7 @@ class ModelCalls:
             # The conversation went another way this time: nothing after this is the same either.
             self.earlier = self.earlier[:call]
             return GeneratedTokens()
-        return earlier.tokens.since(0)
+        return earlier.tokens
 
     def _capture(self, prompt_token_ids: Sequence[int], completion: Completion) -> CapturedCall:
         prompt = torch.tensor(prompt_token_ids, dtype=torch.int64)

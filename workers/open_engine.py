@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from kinlog.schemas.config import RunConfig
 from kinlog.workers.engines import Engine
-from kinlog.workers.model import load_policy
+from kinlog.workers.model import load_policy, load_tokenizer
 from kinlog.workers.tokenizer import Tokenizer
 from kinlog.workers.torch_engine import TorchEngine
+from kinlog.workers.vllm_start import start_vllm
 
 __all__ = ["PreparedEngine", "prepare_engine"]
 
@@ -29,6 +30,9 @@ def prepare_engine(config: RunConfig) -> PreparedEngine:
     ConfigError
         The model does not fit.
     """
+    if config.generation.engine == "vllm":
+        tokenizer = load_tokenizer(config.model)
+        return PreparedEngine(tokenizer, lambda: start_vllm(config, tokenizer))
     policy = load_policy(config.model)
 
     async def start() -> Engine:

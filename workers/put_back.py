@@ -6,7 +6,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from kinlog.lineage.journal import is_journal_segment, journal_batches, scan_journal
+from kinlog.lineage.journal import ROWS, journal_batches, scan_journal
 from kinlog.lineage.store import Store
 from kinlog.schemas.errors import LogDamagedError
 from kinlog.schemas.journal_columns import JOURNAL_IDENTITY
@@ -47,7 +47,7 @@ async def put_rows_back(
     missing = dict(wanted)
     tokens = 0
     damaged: list[str] = []
-    for name in filter(is_journal_segment, store.names(directory)):
+    for name in filter(ROWS.owns, store.names(directory)):
         if not missing:
             break
         try:

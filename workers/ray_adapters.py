@@ -151,12 +151,22 @@ class RayRolloutPool:
     max_unanswered:
         Probes in a row that it may leave unanswered. One more, and it hangs, and is killed: what it was asked for would
         never end, and the worker slots of that would never come back.
+    update_wait_s:
+        How long a worker may let new weights wait for what it generates, before that counts as not answering.
     """
 
-    def __init__(self, workers: list[RevivedActor], *, probe_timeout_s: float, max_unanswered: int) -> None:
+    def __init__(
+        self,
+        workers: list[RevivedActor],
+        *,
+        probe_timeout_s: float,
+        max_unanswered: int,
+        update_wait_s: float = 0.0,
+    ) -> None:
         self._workers = {worker.name: worker for worker in workers}
         self._probe_timeout_s = probe_timeout_s
         self._max_unanswered = max_unanswered
+        self._update_wait_s = update_wait_s
         self._unanswered = dict.fromkeys(self._workers, 0)
         self._turn = 0
         self._weights: tuple[Any, int] | None = None
@@ -241,7 +251,7 @@ class RayRolloutPool:
 
     async def _update(self, worker: RevivedActor) -> None:
         """Give one worker the weights. One that does not take them hangs: training goes on with the others."""
-        limit_s = self._probe_timeout_s * (self._max_unanswered + 1)
+        limit_s = self._update_wait_s + self._probe_timeout_s * (self._max_unanswered + 1)
         try:
             async with asyncio.timeout(limit_s):
                 await worker.ask(self._give_weights)

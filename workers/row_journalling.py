@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TypeAlias
 
-from kinlog.lineage.journal import RowJournal
+from kinlog.lineage.journal import Journal
 from kinlog.lineage.store import LocalStore
 from kinlog.schemas.settings import RowJournalSettings
 from kinlog.workers.journal_rows import rows_to_batch
@@ -23,9 +23,9 @@ PutStaged: TypeAlias = Callable[[Sequence[StagedRow]], Awaitable[None]]
 _TOKENS_PER_FRAME = 8 * 1024 * 1024
 
 
-def open_journal(directory: Path, settings: RowJournalSettings) -> RowJournal:
+def open_journal(directory: Path, settings: RowJournalSettings) -> Journal:
     """Return the journal of this process. Nothing is written before the first row."""
-    return RowJournal(
+    return Journal(
         LocalStore(),
         directory,
         writer_version=package_version("kinlog"),
@@ -34,7 +34,7 @@ def open_journal(directory: Path, settings: RowJournalSettings) -> RowJournal:
     )
 
 
-def journalled(put: PutStaged, journal: RowJournal) -> PutStaged:
+def journalled(put: PutStaged, journal: Journal) -> PutStaged:
     """Return a put that returns once rows are visible in the data plane *and* durable in the journal.
 
     Both are under way at the same time, and neither holds up the event loop. One put at a time, as with
@@ -52,7 +52,7 @@ def journalled(put: PutStaged, journal: RowJournal) -> PutStaged:
     return put_both
 
 
-def _append(journal: RowJournal, rows: Sequence[StagedRow]) -> None:
+def _append(journal: Journal, rows: Sequence[StagedRow]) -> None:
     for frame in _frames(rows):
         journal.append(rows_to_batch(frame))
 

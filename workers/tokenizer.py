@@ -1,11 +1,24 @@
 """A character tokenizer, and the few verbs by which rollouts reach any tokenizer."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from kinlog.schemas.errors import ConfigError
 
-__all__ = ["Tokenizer", "CharacterTokenizer"]
+__all__ = ["ChatMessage", "Tokenizer", "CharacterTokenizer"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation, as the policy is to read it."""
+
+    role: str
+    content: str
+    name: str | None = None
+    """Who of several speaks, if the template writes it."""
+    tool_call_id: str | None = None
+    """What a tool's message answers, if the template writes it."""
 
 
 class Tokenizer(Protocol):
@@ -26,12 +39,29 @@ class Tokenizer(Protocol):
         """The token that fills a row up to the batch's length; it never carries loss."""
         ...
 
+    @property
+    def eos_text(self) -> str:
+        """What stands for the end token in the text of a conversation; empty if nothing does."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Return the token ids of ``text``, without special tokens."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ``token_ids``, special tokens left out."""
+        ...
+
+    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+        """Return the text of a conversation, up to where the policy's reply begins.
+
+        Raises
+        ------
+        ConfigError
+            The tokenizer has no chat template.
+        ValueError
+            The template does not take these messages.
+        """
         ...
 
 
@@ -54,6 +84,7 @@ class CharacterTokenizer:
     pad_id = 0
     bos_id = 1
     eos_id = 2
+    eos_text = ""
     _first_character_id = 3
 
     def __init__(self, alphabet: str) -> None:
@@ -93,3 +124,7 @@ class CharacterTokenizer:
             for token_id in token_ids
             if token_id >= self._first_character_id
         )
+
+    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+        """Return what was said, one after the other: the alphabet has no marks for who says it."""
+        return "".join(message.content for message in messages)

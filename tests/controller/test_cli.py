@@ -254,12 +254,14 @@ def test_train_passes_its_arguments_on_and_returns_the_status(monkeypatch: pytes
     assert _kinlog("train", str(config), "--resume", "--run-dir", "here").exit_code == 21
     assert _kinlog("train", str(config), "--resume", "--checkpoint", "start").exit_code == 21
     assert _kinlog("train", str(config), "--resume", "--discard-rollouts").exit_code == 21
+    assert _kinlog("train", str(config), "--engine", "vllm").exit_code == 21
     assert _kinlog("train", str(config), "--quiet").exit_code == 21
     nothing = {
         "resume": False,
         "run_dir": None,
         "checkpoint": None,
         "discard_rollouts": False,
+        "engine": None,
         "quiet": False,
     }
     assert calls == [
@@ -267,6 +269,7 @@ def test_train_passes_its_arguments_on_and_returns_the_status(monkeypatch: pytes
         (config, nothing | {"resume": True, "run_dir": Path("here")}),
         (config, nothing | {"resume": True, "checkpoint": "start"}),
         (config, nothing | {"resume": True, "discard_rollouts": True}),
+        (config, nothing | {"engine": "vllm"}),
         (config, nothing | {"quiet": True}),
     ]
 

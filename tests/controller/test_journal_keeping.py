@@ -9,9 +9,8 @@ from kinlog_journal_parts import JournalledParts, journal_in, journal_rows
 from kinlog_lives import first_life, run_config
 
 from kinlog.controller.journal_keeping import JournalKeeper
-from kinlog.lineage.journal import RowJournal, scan_journal
+from kinlog.lineage.journal import Attempt, Journal, scan_journal
 from kinlog.lineage.store import LocalStore
-from kinlog.replay.journal import Attempt
 from kinlog.schemas.errors import LogUnsupportedError
 from kinlog.schemas.journal_columns import journal_schema
 from kinlog.schemas.orders import RolloutOrder
@@ -20,7 +19,7 @@ from kinlog.schemas.orders import RolloutOrder
 def written(directory: Path, *groups: int, ended: bool = True) -> str:
     """A segment with one row of generation 0, attempt 1 of each group. Returns its name."""
     before = set(LocalStore().names(directory))
-    journal = RowJournal(
+    journal = Journal(
         LocalStore(),
         directory,
         writer_version="0",

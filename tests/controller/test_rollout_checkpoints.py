@@ -13,7 +13,7 @@ from kinlog_lives import Life, assert_conserved, events_of, first_life, replayed
 
 from kinlog.controller.adopt import adopt_checkpoint
 from kinlog.controller.checkpoint import SavedCheckpoint
-from kinlog.lineage.journal import is_journal_segment
+from kinlog.lineage.journal import ROWS
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.state import GroupPhase, Projection
 from kinlog.replay.checkpoints import MANIFEST_NAME, read_manifest
@@ -351,7 +351,7 @@ async def test_ended_journal_segments_are_shared_and_the_one_being_written_is_co
     ours = {p.name: p.stat() for p in (tmp_path / "checkpoints" / name / "journal").iterdir()}
     runs = {p.name: p.stat() for p in (tmp_path / "journal").iterdir()}
     assert ours
-    assert all(is_journal_segment(segment) for segment in ours)
+    assert all(ROWS.owns(segment) for segment in ours)
     shared = {segment for segment in ours if ours[segment].st_ino == runs[segment].st_ino}
     assert len(shared) == len(ours) - 1
     await life.kill()

@@ -12,7 +12,7 @@ from kinlog_crash_states import CrashStates
 from kinlog_journal_parts import journal_in, journal_rows
 from kinlog_lives import run_config
 
-from kinlog.lineage.journal import RowJournal
+from kinlog.lineage.journal import Journal
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.replay.checkpoints import TEMPORARY_PREFIX, find_checkpoints, read_manifest
 from kinlog.replay.restore import restore_points, verify_run
@@ -31,7 +31,7 @@ class Rollouts:
     def __init__(self, run: RecordedRun, life: RecordedLife) -> None:
         self.run = run
         self.life = life
-        self.journal: RowJournal | None = None
+        self.journal: Journal | None = None
         self.begun = len(run.disk.effects)
         self.taken: list[tuple[int, str]] = []
         """From so many effects on, this one is recorded."""

@@ -117,6 +117,36 @@ def test_sibling_sealed_before_the_checkpoint_is_not_dispatched_again(killed: Ki
     assert finished & dispatched == set()
 
 
+def test_sibling_that_was_cut_off_goes_on_from_the_tokens_that_it_had(killed: KilledRun, resumed: ResumedRun):
+    """Of those that are redone sibling by sibling; a group that is redone whole begins anew."""
+    cut_off = {
+        (event.group_id, event.generation): event.attempt
+        for event in planned_supersedes(resumed)
+        if event.reason is Reason.CONTROLLER_RESTART
+    }
+    sent = of_kind(resumed.records, e.SiblingDispatched, epoch=SECOND)
+    first_sent = {(event.group_id, event.generation): event for event in reversed(sent)}
+    alone = [
+        first_sent[identity]
+        for identity in cut_off
+        if killed.p.groups[identity[0]].granularity is Granularity.SIBLING and identity in first_sent
+    ]
+    assert alone
+    assert all(event.resumes_attempt == cut_off[event.group_id, event.generation] for event in alone)
+    sealed = {
+        (event.group_id, event.generation, event.attempt): event
+        for event in of_kind(resumed.records, e.SiblingSealed, epoch=SECOND)
+    }
+    of_alone = [
+        sealed[key] for event in alone if (key := (event.group_id, event.generation, event.attempt)) in sealed
+    ]
+    assert any(0 < seal.resumed_tokens <= seal.completion_tokens for seal in of_alone)
+    anew = {
+        (event.group_id, event.generation, event.attempt) for event in sent if event.resumes_attempt is None
+    }
+    assert all(sealed[key].resumed_tokens == 0 for key in anew & sealed.keys())
+
+
 def test_reused_siblings_of_unfinished_groups_are_trained_on_as_they_were_sealed(
     killed: KilledRun, resumed: ResumedRun
 ):

@@ -118,6 +118,28 @@ def test_recovery_without_what_it_needs_is_refused_and_named(sections, named):
         assert not parse_config(without).rollout_recovery.enabled
 
 
+@pytest.mark.parametrize("key", ["prefix", "turn"])
+def test_resuming_without_the_journal_that_it_needs_is_refused_and_named(key):
+    other = {"prefix": "turn", "turn": "prefix"}[key]
+    without = {"row_journal": {"enabled": False}, "rollout_recovery": {other: "discard"}}
+    with pytest.raises(
+        ConfigError, match=rf"rollout_recovery\.{key} is resume, which needs row_journal\.enabled"
+    ):
+        parse_config(config_with(**without))
+    neither = {"prefix": "discard", "turn": "discard"}
+    config = parse_config(config_with(row_journal={"enabled": False}, rollout_recovery=neither))
+    assert config.rollout_recovery.resumes == 0
+
+
+def test_prefixes_are_not_resumed_in_a_run_that_is_to_repeat_itself():
+    with pytest.raises(ConfigError, match=r"deterministic is true, and rollout_recovery\.prefix is resume"):
+        parse_config(config_with(deterministic=True))
+    discard = {"prefix": "discard"}
+    assert (
+        parse_config(config_with(deterministic=True, rollout_recovery=discard)).rollout_recovery.resumes == 3
+    )
+
+
 def test_interval_of_checkpoints_that_are_switched_off_is_refused():
     off = {"enabled": False, "rollout_every_s": 60}
     with pytest.raises(ConfigError, match=r"rollout_every_s is 60, and checkpointing\.enabled is false"):

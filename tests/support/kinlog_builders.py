@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from kinlog.lineage.decide import (
     Assignment,
     dispatch_siblings,
@@ -190,7 +192,7 @@ class Story:
             g for g, s in sorted(self.group(group_id).siblings.items()) if s.waiting
         )
         assignments = [Assignment(g, f"worker-{g}", 100 * group_id + g) for g in chosen]
-        self.commit(*dispatch_siblings(self.p, group_id, assignments))
+        self.commit(*dispatch_siblings(self.p, group_id, assignments, max_resumes=2))
 
     def generating(self, *, siblings: int = 2, granularity: Granularity = Granularity.SIBLING) -> int:
         """A group with all its siblings running."""
@@ -202,8 +204,9 @@ class Story:
     def result(self, group_id: int, generation: int, **facts: object) -> e.SiblingSealed:
         """A plausible result of the sibling's current attempt."""
         facts.setdefault("weight_version", self.p.weight_version)
-        attempt = self.group(group_id).siblings[generation].attempt
-        return sealed_result(group_id, generation, attempt, **facts)  # type: ignore[arg-type]
+        sibling = self.group(group_id).siblings[generation]
+        result = sealed_result(group_id, generation, sibling.attempt, **facts)  # type: ignore[arg-type]
+        return replace(result, resumed_tokens=result.completion_tokens // 2 if sibling.resumed_from else 0)
 
     def seal(self, group_id: int, *generations: int, **facts: object) -> None:
         """Seal these generations, or all that run; a cohort only as a whole."""

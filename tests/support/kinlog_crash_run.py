@@ -22,6 +22,7 @@ from kinlog_lives import run_config
 
 from kinlog.controller.checkpoint import Checkpointer, SavedCheckpoint
 from kinlog.controller.journal_keeping import JournalKeeper
+from kinlog.lineage.journal import PROGRESS
 from kinlog.lineage.log import OpenedLog
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.state import Projection
@@ -204,6 +205,7 @@ class RecordedLife:
             store,
             base,
             JournalKeeper(store, run.directory.journal, run.directory.trash),
+            JournalKeeper(store, run.directory.progress, run.directory.trash, PROGRESS),
             run_id=opened.scan.run_id,
             log_id=opened.scan.log_id,
             version="test",

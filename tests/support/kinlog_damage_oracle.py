@@ -42,7 +42,7 @@ def lived_log() -> Files:
     """Three epochs in four segments: one that rolled over, one that was killed, one that was closed."""
     store = MemoryStore({})
     # Far below what a configuration allows: a segment of a few frames.
-    log = new_log(DIRECTORY, store=store, settings=log_settings(segment_bytes=5600))
+    log = new_log(DIRECTORY, store=store, settings=log_settings(segment_bytes=5700))
     append_now(log, numbered(1))
     append_now(log, numbered(2), numbered(3))
     append_now(log, numbered(4))

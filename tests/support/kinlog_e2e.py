@@ -48,6 +48,7 @@ rollout_recovery:
   default_granularity: sibling
   task_granularity_overrides: {{{whole_task}: prompt_group}}
 checkpointing: {{every_steps: 2}}
+row_journal: {{progress_every_s: 0.1}}
 log: {{segment_bytes: 65536}}
 """
 

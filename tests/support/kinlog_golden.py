@@ -29,6 +29,11 @@ LATER_FIELDS: dict[str, object] = {
     "projection.groups.*.retry_budget.*": None,
     "projection.groups.*.rolled_back": False,
     "projection.groups.*.siblings.*.restarts": 0,
+    "projection.groups.*.siblings.*.resumed_from": 0,
+    "projection.groups.*.siblings.*.sealed.resumed_tokens": 0,
+    "projection.resumed_tokens_total": 0,
+    "sibling_dispatched.resumes_attempt": None,
+    "sibling_sealed.resumed_tokens": 0,
 }
 
 #: The same for single places, where the new field counts something that had happened.

@@ -7,7 +7,7 @@ import pyarrow as pa
 from kinlog_fake_parts import FakeDataPlane, FakeParts, FakePool
 
 from kinlog.controller.protocols import Workers
-from kinlog.lineage.journal import RowJournal
+from kinlog.lineage.journal import Journal
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.store import LocalStore, Store
 from kinlog.replay.journal import rows_in_journal
@@ -20,8 +20,8 @@ from kinlog.schemas.rows import RowTag
 
 def journal_in(
     run: RunDirectory, *, segment_bytes: int = 8_192, store: Store | None = None, clock_us: int = 1
-) -> RowJournal:
-    return RowJournal(
+) -> Journal:
+    return Journal(
         store or LocalStore(),
         run.journal,
         writer_version="0",
@@ -51,7 +51,7 @@ def journal_rows(sealed: SiblingSealed) -> pa.RecordBatch:
 
 
 class JournalledPool(FakePool):
-    def __init__(self, data_plane: FakeDataPlane, journal: RowJournal) -> None:
+    def __init__(self, data_plane: FakeDataPlane, journal: Journal) -> None:
         super().__init__(data_plane)
         self.journal = journal
 

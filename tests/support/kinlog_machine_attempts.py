@@ -7,7 +7,16 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from kinlog_builders import sealed_result
-from kinlog_naive_run import ALIVE, BEFORE_FINALIZED, RUNNING, SEALED, WAITING, NaiveGroup, NaiveSibling
+from kinlog_naive_run import (
+    ALIVE,
+    BEFORE_FINALIZED,
+    MAX_RESUMES,
+    RUNNING,
+    SEALED,
+    WAITING,
+    NaiveGroup,
+    NaiveSibling,
+)
 from kinlog_recovery_world import RecoveryWorld
 
 from kinlog.lineage import decide
@@ -165,11 +174,16 @@ class AttemptCommands(RuleBasedStateMachine):
         assert not group.whole or len(waiting) == len(group.siblings), "half of a cohort waits"
         sent = waiting if group.whole or all_of_them else [which]
         events = decide.dispatch_siblings(
-            self.world.p, chosen, [decide.Assignment(place, "worker-0", 0) for place in sent]
+            self.world.p,
+            chosen,
+            [decide.Assignment(place, "worker-0", 0) for place in sent],
+            max_resumes=MAX_RESUMES,
         )
         self.world.commit(*events)
         self.world.acknowledge()
         self.world.naive.send(chosen, sent)
+        told = {event.generation: event.resumes_attempt for event in events}
+        assert told == {place: group.siblings[place].goes_on_from for place in sent}
 
     @when_any(*BEFORE_FINALIZED)
     @rule(number=PICK, status=st.sampled_from([RUNNING, SEALED]))

@@ -15,6 +15,8 @@ WAITING, RUNNING, SEALED = "waiting", "running", "sealed"
 BEFORE_FINALIZED = ("reserved", "admitted", "generating", "ready", "finalizing")
 ALIVE = (*BEFORE_FINALIZED, "finalized", "claimed")
 INFRASTRUCTURE = ("infrastructure_failure", "worker_lost", "timeout")
+NO_FAULT_OF_ITS_OWN = ("infrastructure_failure", "worker_lost", "controller_restart")
+MAX_RESUMES = 2
 
 
 @dataclass
@@ -27,6 +29,10 @@ class NaiveSibling:
     newest: int = 0
     infrastructure: int = 0
     data: int = 0
+    tokens_of: list[int] = field(default_factory=list)
+    """Attempts in a row that were cut off without a fault of their own: the next may go on from what they generated."""
+    goes_on_from: int | None = None
+    """What the present attempt was sent to go on from."""
     sealed_attempts: list[int] = field(default_factory=list)
 
 
@@ -149,6 +155,9 @@ class NaiveRun:
         for which in chosen:
             sibling = group.siblings[which]
             assert sibling.status == WAITING
+            if group.whole or len(sibling.tokens_of) > MAX_RESUMES:
+                sibling.tokens_of = []
+            sibling.goes_on_from = sibling.tokens_of[-1] if sibling.tokens_of else None
             sibling.status, sibling.attempt = RUNNING, common if group.whole else sibling.attempt + 1
         group.status = "generating"
 
@@ -171,6 +180,7 @@ class NaiveRun:
         sibling.status, sibling.calls, sibling.reward = WAITING, 0, 0.0
         sibling.infrastructure += reason in INFRASTRUCTURE
         sibling.data += reason == "data_failure"
+        sibling.tokens_of = [*sibling.tokens_of, sibling.attempt] if reason in NO_FAULT_OF_ITS_OWN else []
         group.status = "generating"
         self.superseded[reason] = self.superseded.get(reason, 0) + 1
 

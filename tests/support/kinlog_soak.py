@@ -62,6 +62,9 @@ def write_soak_config(path: Path, *, max_steps: int, lock_step: bool) -> Path:
         trainer=replace(shipped.trainer, max_steps=max_steps),
         rollout=replace(shipped.rollout, max_infrastructure_retries=1000, max_data_retries=1000),
         sampler=shipped.sampler if lock_step else _ASYNCHRONOUS,
+        deterministic=lock_step,
+        rollout_recovery=replace(shipped.rollout_recovery, prefix="discard" if lock_step else "resume"),
+        row_journal=replace(shipped.row_journal, progress_every_s=0.2),
         supervision=replace(shipped.supervision, max_retry_backoff_s=2.0),
         log=replace(shipped.log, segment_bytes=65536),
     )

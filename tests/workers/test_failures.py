@@ -72,6 +72,19 @@ def test_a_suppressed_context_does_not_count():
     assert classify_failure(error) is Reason.DATA_FAILURE
 
 
+@pytest.mark.parametrize(
+    ("hidden", "reason"),
+    [(ConnectionRefusedError(), Reason.INFRASTRUCTURE_FAILURE), (TimeoutError(), Reason.TIMEOUT)],
+)
+def test_a_suppressed_context_counts_where_nothing_else_says_anything(hidden: Exception, reason: Reason):
+    class ConnectFailed(Exception):
+        pass
+
+    error = ConnectFailed()
+    error.__context__, error.__suppress_context__ = hidden, True
+    assert classify_failure(raised_from(RuntimeError("the client gave up"), error)) is reason
+
+
 def test_a_cycle_of_causes_ends():
     first, second = ValueError(), ConnectionError()
     first.__cause__, second.__cause__ = second, first

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinlog_stores import FaultyStore
 
-from kinlog.lineage.journal import RowJournal, journal_batches, journal_identities, scan_journal
+from kinlog.lineage.journal import Journal, journal_batches, journal_identities, scan_journal
 from kinlog.lineage.segment import SegmentEnd
 from kinlog.lineage.store import LocalStore, Store
 from kinlog.schemas.errors import LogDamagedError, LogWriteError
@@ -31,8 +31,8 @@ def row(group: int, *, prompt: int = 3, completion: int = 5, call: int = 0, toke
     )
 
 
-def journal_in(directory: Path, *, segment_bytes: int = 1 << 20, store: Store | None = None) -> RowJournal:
-    return RowJournal(
+def journal_in(directory: Path, *, segment_bytes: int = 1 << 20, store: Store | None = None) -> Journal:
+    return Journal(
         store or LocalStore(),
         directory,
         writer_version="0",

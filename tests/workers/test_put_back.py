@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kinlog.lineage.journal import RowJournal
+from kinlog.lineage.journal import Journal
 from kinlog.lineage.store import LocalStore
 from kinlog.schemas.errors import DataPlaneError
 from kinlog.schemas.orders import PutBack
@@ -69,7 +69,7 @@ class Staging:
 
 def worker_staged(directory: Path, *rows: StagedRow, clock_us: int = 1, ended: bool = False) -> None:
     """Rows that one process of some life has staged, one after the other."""
-    journal = RowJournal(
+    journal = Journal(
         LocalStore(), directory, writer_version="0", segment_bytes=1 << 16, clock_us=lambda: clock_us
     )
     for one in rows:

@@ -5,7 +5,8 @@ import torch
 
 from kinlog.schemas.reasons import FinishReason, Validity
 from kinlog.schemas.settings import GenerationSettings, RolloutSettings
-from kinlog.workers.environments import EnvironmentFailure, Verdict, build_environment
+from kinlog.workers.agents import build_agent
+from kinlog.workers.environments import EnvironmentFailure, Verdict
 from kinlog.workers.model_calls import ModelCalls
 from kinlog.workers.rollout import run_rollout
 
@@ -34,7 +35,7 @@ class FixedEnvironment:
 def run(mixture, tokenizer):
     def run(engine, *, environment=None, settings=PLAIN, seed=1, sample_index=BITS):
         item = mixture[sample_index]
-        environment = environment or build_environment(item.agent_name, mixture, settings)
+        environment = environment or build_agent(item.agent_name, mixture, settings)
         calls = ModelCalls(engine, GENERATION, seed=seed)
         return run_rollout(calls, tokenizer, environment, item, settings=settings)
 

@@ -11,7 +11,7 @@ import torch
 from kinlog_interleavings import ticks
 from kinlog_stores import Failing, FaultyStore, Gate
 
-from kinlog.lineage.journal import RowJournal, journal_batches, journal_identities, scan_journal
+from kinlog.lineage.journal import Journal, journal_batches, journal_identities, scan_journal
 from kinlog.lineage.store import LocalStore
 from kinlog.schemas.errors import DataPlaneError, LogWriteError
 from kinlog.workers import row_journalling
@@ -42,7 +42,7 @@ class Staging:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.store = FaultyStore()
-        self.journal = RowJournal(
+        self.journal = Journal(
             self.store, directory, writer_version="0", segment_bytes=1 << 20, clock_us=lambda: 1
         )
         self.visible: list[int] = []
