@@ -129,6 +129,20 @@ GRAD_NORM = _metric("progress", "grad_norm", Kind.GAUGE, "norm", "Of the last st
 CLIP_FRACTION = _metric(
     "progress", "clip_fraction", Kind.GAUGE, "fraction", "Tokens of the last step whose ratio was clipped."
 )
+TOKEN_LAG = _metric(
+    "progress",
+    "token_lag",
+    Kind.GAUGE,
+    "versions",
+    "Between the weights that sampled a token of the last step and those that were trained: the mean over tokens.",
+)
+MIXED_ROWS = _metric(
+    "progress",
+    "mixed_rows",
+    Kind.GAUGE,
+    "rows",
+    "Rows of the last step with tokens of more than one version.",
+)
 TRAINER_STEP_SECONDS = _metric(
     "progress",
     "trainer_step_seconds",

@@ -122,6 +122,8 @@ class RunMetrics:
         values.set(m.LOSS, metrics.loss)
         values.set(m.GRAD_NORM, metrics.grad_norm)
         values.set(m.CLIP_FRACTION, metrics.clip_fraction)
+        values.set(m.TOKEN_LAG, metrics.token_lag)
+        values.set(m.MIXED_ROWS, metrics.mixed_rows)
         values.observe(m.TRAINER_STEP_SECONDS, metrics.seconds)
         if not self._settings.tensorboard:
             return

@@ -80,7 +80,11 @@ class TrainMetrics(msgspec.Struct, frozen=True, kw_only=True):
     mean_raw_reward: float
     mean_shaped_reward: float
     rows: int
+    mixed_rows: int
+    """Rows whose tokens are of more than one version of the weights."""
     loss_tokens: int
+    token_lag: float
+    """Versions between the weights that sampled a token and those that were trained, mean over tokens with loss."""
     seconds: float
 
 

@@ -126,7 +126,8 @@ class TaskSettings(Settings, frozen=True, kw_only=True):
     generator: str
     """The reasoning-gym dataset that makes its rows."""
     agent: str
-    """The agent that answers it: what ``agent_granularity_overrides`` refers to."""
+    """The agent that answers it: ``single_turn``, ``retry``, or ``module:Class`` of your own, an environment or an agent that
+    runs itself (docs/agents.md). What ``agent_granularity_overrides`` refers to."""
     share: PositiveInt = 1
     """Relative number of rows of this task."""
     options: dict[str, int | float | bool | str] = {}

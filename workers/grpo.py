@@ -27,11 +27,19 @@ class TrainingRow:
     logprobs: torch.Tensor
     """float32, ``(L,)``: captured log-probability of token ``i`` given those before it; unused where the mask is
     false."""
+    weight_versions: torch.Tensor
+    """int32, ``(L,)``: weights that sampled token ``i``; unused where the mask is false. A rollout that was under way
+    when weights were published, or that went on from an earlier attempt's tokens, is of several."""
     reward: float
     """Shaped reward."""
 
     def __post_init__(self) -> None:
-        expected = (("token_ids", torch.int64), ("loss_mask", torch.bool), ("logprobs", torch.float32))
+        expected = (
+            ("token_ids", torch.int64),
+            ("loss_mask", torch.bool),
+            ("logprobs", torch.float32),
+            ("weight_versions", torch.int32),
+        )
         for name, dtype in expected:
             tensor: torch.Tensor = getattr(self, name)
             if tensor.dtype is not dtype or tensor.shape != (len(self.token_ids),):
@@ -44,6 +52,11 @@ class TrainingRow:
                 f"group {self.group_id} generation {self.generation}: the first token carries loss, "
                 "but nothing predicts it: expected a prompt before it"
             )
+
+    @property
+    def sampled_by(self) -> torch.Tensor:
+        """int32, ``(T,)``: weights that sampled each of the tokens that carry loss."""
+        return self.weight_versions[self.loss_mask]
 
 
 @dataclass(frozen=True, slots=True)

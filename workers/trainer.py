@@ -39,7 +39,11 @@ class StepMetrics:
     mean_reward: float
     """Mean shaped reward of the rows."""
     rows: int
+    mixed_rows: int
+    """Rows whose tokens are of more than one version of the weights."""
     loss_tokens: int
+    token_lag: float
+    """Versions between the weights that sampled a token and those that are trained, mean over tokens with loss."""
 
 
 class _TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,6 +110,8 @@ class Trainer:
             torch.tensor([row.reward for row in ordered], dtype=torch.float64),
             [row.group_id for row in ordered],
         )
+        sampled_by = [row.sampled_by for row in ordered]
+        lag = self._weight_version - torch.cat(sampled_by).double()
         count = min(self._settings.minibatches_per_step, len(ordered))
         figures = [self._minibatch(ordered[place::count], advantages[place::count]) for place in range(count)]
         self._step += 1
@@ -122,7 +128,9 @@ class Trainer:
             approx_kl=approx_kl,
             mean_reward=sum(row.reward for row in ordered) / len(ordered),
             rows=len(ordered),
-            loss_tokens=sum(int(row.loss_mask.sum()) for row in ordered),
+            mixed_rows=sum(len(versions.unique()) > 1 for versions in sampled_by),
+            loss_tokens=len(lag),
+            token_lag=float(lag.mean()) if len(lag) else 0.0,
         )
 
     def state_dict(self) -> dict[str, torch.Tensor]:

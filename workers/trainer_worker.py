@@ -71,7 +71,9 @@ class TrainerWorker:
             mean_raw_reward=sum(row.raw_reward for row in examples) / len(examples),
             mean_shaped_reward=metrics.mean_reward,
             rows=metrics.rows,
+            mixed_rows=metrics.mixed_rows,
             loss_tokens=metrics.loss_tokens,
+            token_lag=metrics.token_lag,
             seconds=time.perf_counter() - started,
         )
 
@@ -95,5 +97,6 @@ def _training_row(row: CanonicalRow) -> TrainingRow:
         token_ids=row.token_ids,
         loss_mask=row.loss_mask,
         logprobs=row.logprobs,
+        weight_versions=row.weight_versions,
         reward=row.shaped_reward,
     )

@@ -15,10 +15,12 @@ BENCH = Path(__file__).parent.parent.parent / "bench"
     [
         ("replay", {"kinlog", "naive"}),
         ("planning", {"kinlog"}),
+        ("progress", {"kinlog", "every completion whole"}),
         (
             "tokens_redone",
             {
                 "kinlog",
+                "kinlog, prefix: discard",
                 "kinlog, row journal off",
                 "finished groups, at the checkpoint",
                 "trainer checkpoint only",

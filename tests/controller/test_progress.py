@@ -22,7 +22,9 @@ METRICS = TrainMetrics(
     mean_raw_reward=0.3125,
     mean_shaped_reward=0.25,
     rows=32,
+    mixed_rows=3,
     loss_tokens=400,
+    token_lag=0.25,
     seconds=1.5,
 )
 

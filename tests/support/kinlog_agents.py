@@ -54,6 +54,21 @@ class Blocking:
         return Verdict(reward=self._scorer.score(item, content), well_formed=content.isdigit())
 
 
+class GivingUp:
+    """Asks for what there is not."""
+
+    def __init__(self, scorer: Scorer, settings: RolloutSettings) -> None:
+        self._scorer = scorer
+
+    async def run(self, item: Item, endpoint: Endpoint) -> Verdict:
+        tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+        async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+            await client.chat.completions.create(
+                model=endpoint.model, messages=[{"role": "user", "content": item.prompt}], tools=[tool]
+            )
+        raise AssertionError("it was answered")
+
+
 class Neither:
     """What is no agent."""
 

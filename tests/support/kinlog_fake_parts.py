@@ -307,7 +307,9 @@ class FakeTrainer:
             mean_raw_reward=0.0,
             mean_shaped_reward=0.0,
             rows=len(digests),
+            mixed_rows=0,
             loss_tokens=0,
+            token_lag=0.0,
             seconds=0.0,
         )
 

@@ -114,6 +114,7 @@ def rows() -> list[TrainingRow]:
                     token_ids=torch.randint(3, 20, (length,), generator=generator),
                     loss_mask=loss_mask,
                     logprobs=torch.full((length,), -3.0),
+                    weight_versions=torch.zeros(length, dtype=torch.int32),
                     reward=float(generation == 1) + 0.1 * generation,
                 )
             )

@@ -17,8 +17,11 @@ PROMPT = (5, 6, 7, 8)
 BLOCK_SIZE = 32
 """Tokens of which vLLM keeps the keys and values together, and finds them again."""
 
+#: So many that a completion seldom ends by itself.
+_ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+
 _CONFIG = f"""\
-model: {{hidden_size: 64, num_layers: 2, num_heads: 2, max_positions: 160, seed: 7}}
+model: {{hidden_size: 64, num_layers: 2, num_heads: 2, max_positions: 160, seed: 7, alphabet: {_ALPHABET}}}
 generation:
   engine: vllm
   max_batch_size: 8

@@ -1,73 +1,25 @@
 """An agent at a real generation worker: from its questions to the row that is trained, and its end when it is given up."""
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 import torch
+from kinlog_agents import HeldEngine
+from kinlog_attached import AttachedWorker, tiny_config
 from kinlog_captured import row_of_receipt
-from kinlog_lives import run_config
-from msgspec.structs import replace
 
 from kinlog.schemas.events import SiblingSealed
-from kinlog.schemas.orders import RolloutFailed, RolloutOrder
-from kinlog.schemas.prompts import PromptRef
+from kinlog.schemas.orders import RolloutFailed
 from kinlog.schemas.reasons import Reason, Validity
-from kinlog.schemas.settings import DatasetSettings, ModelSettings, TaskSettings
-from kinlog.workers.model import load_policy
-from kinlog.workers.rollout_worker import RolloutWorker
-from kinlog.workers.rows import StagedRow
-from kinlog.workers.staging import StagingQueue
-from kinlog.workers.torch_engine import TorchEngine
-
-
-class AgentWorker:
-    """A worker in this process whose tasks have an agent each; its rows are kept here."""
-
-    def __init__(self, *agents: str, max_new_tokens: int) -> None:
-        tasks = tuple(
-            TaskSettings(name=agent, generator="gcd", agent=agent, options={"min_value": 1, "max_value": 6})
-            for agent in agents
-        )
-        config = replace(
-            run_config(generation__max_batch_size=2, generation__max_new_tokens=max_new_tokens),
-            model=ModelSettings(hidden_size=16, num_layers=1, num_heads=2, max_positions=96),
-            dataset=DatasetSettings(size=8, tasks=tasks),
-        )
-        self.worker = RolloutWorker(config)
-        self.engine = TorchEngine(load_policy(config.model), max_batch_size=2)
-        self.staged: list[StagedRow] = []
-        self.worker._engine = self.engine
-        self.worker._staging = StagingQueue(self._put)
-
-    async def _put(self, rows: Sequence[StagedRow]) -> None:
-        self.staged += rows
-
-    async def run(self, sample_index: int, *, seed: int = 1) -> SiblingSealed | RolloutFailed:
-        item = self.worker._tasks[sample_index]
-        prompt = PromptRef(
-            dataset_fingerprint="",
-            sample_id=item.sample_id,
-            draw_index=sample_index,
-            dataset_epoch=0,
-            task_name=item.task_name,
-            agent_name=item.agent_name,
-            content_digest=item.content_digest,
-        )
-        order = RolloutOrder(group_id=sample_index, generation=0, attempt=1, prompt=prompt, seed=seed)
-        return await self.worker.run(order)
-
-    async def close(self) -> None:
-        await self.worker._endpoint.close()
-        await self.engine.close()
+from kinlog.workers.engines import Engine
 
 
 @pytest.fixture
 async def agent_worker():
-    made: list[AgentWorker] = []
+    made: list[AttachedWorker] = []
 
-    def make(*agents: str, max_new_tokens: int = 6) -> AgentWorker:
-        made.append(AgentWorker(*agents, max_new_tokens=max_new_tokens))
+    def make(*agents: str, engine: Engine | None = None) -> AttachedWorker:
+        made.append(AttachedWorker(tiny_config(*agents, max_new_tokens=6, max_batch_size=2), engine))
         return made[-1]
 
     yield make
@@ -77,7 +29,7 @@ async def agent_worker():
 
 async def test_calls_of_an_unmodified_agent_become_one_row_without_the_retried_one(agent_worker):
     at = agent_worker("kinlog_agents:Retrying")
-    sealed = await at.run(0)
+    sealed = await at.worker.run(at.order())
     assert isinstance(sealed, SiblingSealed)
     assert sealed.validity is Validity.VALID
     assert [call.parent for call in sealed.receipt.calls] == [-1, -1, 1]
@@ -97,18 +49,27 @@ async def test_calls_of_an_unmodified_agent_become_one_row_without_the_retried_o
 
 async def test_agent_that_blocks_runs_beside_environments(agent_worker):
     at = agent_worker("kinlog_agents:Blocking", "single_turn")
-    sealed = await asyncio.gather(*(at.run(index) for index in range(4)))
+    sealed = await asyncio.gather(*(at.worker.run(at.order(sample_index=index)) for index in range(4)))
     assert all(isinstance(outcome, SiblingSealed) for outcome in sealed)
     assert all(len(outcome.receipt.calls) == 1 for outcome in sealed)
 
 
 async def test_agent_whose_attempt_is_aborted_stops_generating(agent_worker):
-    at = agent_worker("kinlog_agents:Retrying", max_new_tokens=80)
-    running = asyncio.create_task(at.run(0))
-    while not at.engine._running:
-        await asyncio.sleep(0)
+    engine = HeldEngine()
+    at = agent_worker("kinlog_agents:Retrying", engine=engine)
+    running = asyncio.create_task(at.worker.run(at.order()))
+    await engine.asked.wait()
     await at.worker.abort(0, 0, 1)
     aborted = await running
     assert isinstance(aborted, RolloutFailed)
     assert (aborted.reason, at.staged) == (Reason.SUPERSEDED_ATTEMPT, [])
-    assert at.worker._endpoint._sessions == {}
+    assert engine.waiting == 0
+
+
+async def test_agent_that_gives_up_on_its_own_fails_its_sibling_by_its_data(agent_worker):
+    at = agent_worker("kinlog_agents:GivingUp")
+    failed = await at.worker.run(at.order())
+    assert isinstance(failed, RolloutFailed)
+    assert failed.reason is Reason.DATA_FAILURE
+    assert failed.detail.startswith("BadRequestError: ")
+    assert "tools is not supported" in failed.detail

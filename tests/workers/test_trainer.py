@@ -82,6 +82,7 @@ async def test_trainer_recomputes_the_logprobs_that_the_engine_captured(make_eng
         token_ids=torch.cat([torch.tensor(prompt), completion.token_ids]),
         loss_mask=torch.cat([padding.bool(), torch.ones(len(completion.token_ids), dtype=torch.bool)]),
         logprobs=torch.cat([padding, completion.logprobs]),
+        weight_versions=torch.cat([padding.int(), completion.weight_versions]),
         reward=1.0,
     )
     assert abs(make_trainer(temperature=0.8).step([row]).approx_kl) < 1e-6
@@ -182,6 +183,18 @@ def test_same_sibling_twice_is_refused(make_trainer, rows):
         make_trainer().step([*rows, rows[0]])
 
 
+def test_trainer_sees_which_tokens_came_from_which_weights(make_trainer, rows):
+    trainer = make_trainer()
+    trainer.step(rows)
+    trainer.step(rows)
+    versions = rows[0].weight_versions.clone()
+    versions[-1] = 2  # the last token of one row is of the weights that are trained
+    tokens = sum(int(row.loss_mask.sum()) for row in rows)
+    metrics = trainer.step([dataclasses.replace(rows[0], weight_versions=versions), *rows[1:]])
+    assert metrics.mixed_rows == 1
+    assert metrics.token_lag == pytest.approx(2 * (tokens - 1) / tokens)
+
+
 def test_step_without_rows_is_refused(make_trainer):
     with pytest.raises(ValueError, match="found none"):
         make_trainer().step([])
@@ -194,6 +207,7 @@ def test_row_longer_than_the_model_is_refused(make_trainer):
         token_ids=torch.full((49,), 5),
         loss_mask=torch.zeros(49, dtype=torch.bool),
         logprobs=torch.zeros(49),
+        weight_versions=torch.zeros(49, dtype=torch.int32),
         reward=0.0,
     )
     with pytest.raises(ValueError, match="at most 48 tokens, found one of 49"):
