@@ -128,7 +128,7 @@ class Trainer:
             approx_kl=approx_kl,
             mean_reward=sum(row.reward for row in ordered) / len(ordered),
             rows=len(ordered),
-            mixed_rows=sum(len(versions.unique()) > 1 for versions in sampled_by),
+            mixed_rows=sum(len(set(versions.tolist())) > 1 for versions in sampled_by),
             loss_tokens=len(lag),
             token_lag=float(lag.mean()) if len(lag) else 0.0,
         )
