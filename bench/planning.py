@@ -16,10 +16,10 @@ from simulated_run import dispatched_event, reserved_event, sealed_event
 
 from kinlog.lineage.fold import fold
 from kinlog.lineage.state import Projection, decode_projection, encode_projection
-from kinlog.replay.held_rows import HeldRows
-from kinlog.replay.inventory import Inventory, expected_inventory, staged_rows
-from kinlog.replay.journal import rows_to_put_back
-from kinlog.replay.plan import RecoveryPolicy, plan_recovery
+from kinlog.replay.recovery.held_rows import HeldRows
+from kinlog.replay.recovery.inventory import Inventory, expected_inventory, staged_rows
+from kinlog.replay.recovery.journal import rows_to_put_back
+from kinlog.replay.recovery.planning import RecoveryPolicy, plan_recovery
 from kinlog.schemas import events as e
 from kinlog.schemas.reasons import Partition
 from kinlog.schemas.rows import RowTag

@@ -19,9 +19,9 @@ from simulated_run import dispatched_event, reserved_event, sealed_event
 from kinlog.lineage.decide import resumable_attempts
 from kinlog.lineage.fold import fold
 from kinlog.lineage.state import Projection
-from kinlog.replay.inventory import Inventory, expected_inventory
-from kinlog.replay.plan import RecoveryPlan, RecoveryPolicy, plan_recovery
 from kinlog.replay.projection import decode_projection, encode_projection
+from kinlog.replay.recovery.inventory import Inventory, expected_inventory
+from kinlog.replay.recovery.planning import RecoveryPlan, RecoveryPolicy, plan_recovery
 from kinlog.schemas import events as e
 from kinlog.schemas.reasons import CheckpointKind
 from kinlog.schemas.settings import RolloutRecoverySettings, RowJournalSettings

@@ -6,8 +6,8 @@ from kinlog.controller.checkpoint import checkpoint_name, rollout_checkpoint_nam
 from kinlog.controller.checkpoint_directory import CONFIG_NAME
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.store import LocalStore, Store
-from kinlog.replay.anchors import verified_anchor
 from kinlog.replay.checkpoints import JOURNAL_NAME, LOG_NAME, read_manifest, verify_files
+from kinlog.replay.recovery.anchors import verified_anchor
 from kinlog.schemas.errors import CheckpointError, RunExistsError
 from kinlog.schemas.manifest import Manifest
 from kinlog.schemas.reasons import CheckpointKind

@@ -32,8 +32,8 @@ from kinlog.lineage.ledger import Cut
 from kinlog.lineage.state import Projection
 from kinlog.lineage.store import Store
 from kinlog.replay.checkpoints import DATA_PLANE_NAME, TRAINER_NAME, find_checkpoints, read_manifest
-from kinlog.replay.journal import needed_attempts, unfinished_attempts
 from kinlog.replay.projection import project
+from kinlog.replay.recovery.journal import needed_attempts, unfinished_attempts
 from kinlog.schemas.errors import CheckpointError, DataPlaneTimeoutError, KinlogError, LogWriteError
 from kinlog.schemas.events import CheckpointCommitted, CheckpointFailed
 from kinlog.schemas.reasons import CheckpointKind, Reason

@@ -21,9 +21,9 @@ from kinlog.replay.checkpoints import (
     file_digest,
     read_manifest,
 )
-from kinlog.replay.inventory import expected_inventory
-from kinlog.replay.journal import journalled_attempts
 from kinlog.replay.projection import SNAPSHOT_NAME, project, write_snapshot_bytes
+from kinlog.replay.recovery.inventory import expected_inventory
+from kinlog.replay.recovery.journal import journalled_attempts
 from kinlog.schemas.config import dump_config
 from kinlog.schemas.errors import CheckpointError
 from kinlog.schemas.events import Position

@@ -7,8 +7,8 @@ import msgspec
 
 from kinlog.controller.token_text import prompt_lookup, token_decoder
 from kinlog.lineage.run_directory import RunDirectory
-from kinlog.replay.example_rows import tokens_of_step
-from kinlog.replay.examples import StepExamples
+from kinlog.replay.examples.rows import tokens_of_step
+from kinlog.replay.examples.steps import StepExamples
 from kinlog.schemas.config import load_config
 
 __all__ = ["ExampleText", "render_text", "text_of_step"]

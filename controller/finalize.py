@@ -9,7 +9,7 @@ from kinlog.controller.runtime import Runtime, clear_group_rows, clear_rows, row
 from kinlog.lineage import decide
 from kinlog.lineage.ledger import Cut
 from kinlog.lineage.state import GroupState
-from kinlog.replay.inventory import staged_rows
+from kinlog.replay.recovery.inventory import staged_rows
 from kinlog.schemas.errors import DataPlaneError, WorkerLostError
 from kinlog.schemas.events import (
     CanonicalRowRef,

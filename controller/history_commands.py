@@ -8,8 +8,8 @@ import click
 
 from kinlog.controller.example_text import render_text, text_of_step
 from kinlog.lineage.scan import LogScan, scan_log
-from kinlog.replay.difference import compare_examples, render_comparison
-from kinlog.replay.examples import StepExamples, step_examples, trained_examples
+from kinlog.replay.examples.difference import compare_examples, render_comparison
+from kinlog.replay.examples.steps import StepExamples, step_examples, trained_examples
 from kinlog.replay.inspection import locate_run
 from kinlog.replay.plain_text import format_count, format_time, render_table
 from kinlog.replay.rendering import to_json_value

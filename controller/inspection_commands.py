@@ -19,17 +19,17 @@ from kinlog.controller.salvage_text import render_salvage
 from kinlog.controller.samplers import build_sampler, evictions
 from kinlog.controller.show_command import show_command
 from kinlog.lineage.scan import scan_log
-from kinlog.replay.audit import audit_log
-from kinlog.replay.audit_text import render_audit
+from kinlog.replay.audit.audit import audit_log
+from kinlog.replay.audit.statistics import collect_statistics
+from kinlog.replay.audit.text import render_audit
 from kinlog.replay.inspection import list_segments, locate_run
-from kinlog.replay.kill_loss import render_loss
-from kinlog.replay.offline_plan import plan_offline
-from kinlog.replay.plan import RecoveryPolicy
+from kinlog.replay.integrity.salvage import salvage_log
+from kinlog.replay.integrity.verify import verify_everything
+from kinlog.replay.recovery.kill_loss import render_loss
+from kinlog.replay.recovery.offline_plan import plan_offline
+from kinlog.replay.recovery.planning import RecoveryPolicy
+from kinlog.replay.recovery.report import render_redone, render_report
 from kinlog.replay.rendering import JsonValue, to_json_value
-from kinlog.replay.report import render_redone, render_report
-from kinlog.replay.salvage import salvage_log
-from kinlog.replay.statistics import collect_statistics
-from kinlog.replay.verify import verify_everything
 from kinlog.schemas.config import load_config
 from kinlog.schemas.errors import CheckpointError, LogDamagedError, TransitionError
 

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 from kinlog.controller.salvage_text import render_left_out
+from kinlog.replay.audit.statistics import RunStatistics
 from kinlog.replay.inspection import SegmentSummary
+from kinlog.replay.integrity.verify import Verification
 from kinlog.replay.lives import Life
 from kinlog.replay.plain_text import (
     format_bytes,
@@ -15,8 +17,6 @@ from kinlog.replay.plain_text import (
     render_sections,
     render_table,
 )
-from kinlog.replay.statistics import RunStatistics
-from kinlog.replay.verify import Verification
 
 __all__ = ["render_segments", "render_statistics", "render_verification"]
 

@@ -22,8 +22,8 @@ from kinlog.controller.worker_interpreter import worker_interpreter
 from kinlog.lineage.log import lock_log
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.replay.checkpoints import MANIFEST_NAME
-from kinlog.replay.report import RecoveryReport
-from kinlog.replay.restore import verify_run
+from kinlog.replay.recovery.report import RecoveryReport
+from kinlog.replay.recovery.restore import verify_run
 from kinlog.schemas.config import RunConfig, load_config
 from kinlog.schemas.errors import (
     CheckpointError,

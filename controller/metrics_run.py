@@ -13,7 +13,7 @@ from kinlog.controller.metrics_gauges import measure_gauges
 from kinlog.controller.metrics_values import MetricValues
 from kinlog.controller.runtime import Runtime
 from kinlog.lineage.run_directory import RunDirectory
-from kinlog.replay.watch_rates import StepPace, TokenRate
+from kinlog.replay.watch.rates import StepPace, TokenRate
 from kinlog.schemas.errors import MissingExtraError
 from kinlog.schemas.events import CheckpointCommitted, RecordedEvent, SiblingSealed, StepApplied
 from kinlog.schemas.orders import TrainMetrics

@@ -3,7 +3,7 @@
 from kinlog.controller.checkpoint import SavedCheckpoint
 from kinlog.controller.single_controller import RunStatus
 from kinlog.replay.plain_text import format_count, format_duration, render_counts
-from kinlog.replay.report import RecoveryReport
+from kinlog.replay.recovery.report import RecoveryReport
 from kinlog.schemas.orders import TrainMetrics
 
 __all__ = ["checkpoint_line", "restart_line", "status_line", "step_line"]

@@ -16,13 +16,13 @@ from kinlog.lineage.ledger import Cut
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.scan import LogScan
 from kinlog.lineage.state import GroupState, Projection
-from kinlog.replay.capacity import groups_over_capacity
-from kinlog.replay.held_rows import HeldRows
-from kinlog.replay.inventory import Inventory
-from kinlog.replay.journal import rows_to_put_back
-from kinlog.replay.larger_steps import refuse_unfillable_step
-from kinlog.replay.plan import RecoveryPlan, RecoveryPolicy, plan_recovery
-from kinlog.replay.restore import RestorePoint, restore_points, restored_projection
+from kinlog.replay.recovery.capacity import groups_over_capacity
+from kinlog.replay.recovery.held_rows import HeldRows
+from kinlog.replay.recovery.inventory import Inventory
+from kinlog.replay.recovery.journal import rows_to_put_back
+from kinlog.replay.recovery.larger_steps import refuse_unfillable_step
+from kinlog.replay.recovery.planning import RecoveryPlan, RecoveryPolicy, plan_recovery
+from kinlog.replay.recovery.restore import RestorePoint, restore_points, restored_projection
 from kinlog.schemas.config import RunConfig
 from kinlog.schemas.errors import (
     ConfigError,

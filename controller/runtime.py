@@ -15,7 +15,7 @@ from kinlog.controller.worker_budget import WorkerBudget
 from kinlog.lineage.ledger import Cut, Ledger
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.state import GroupPhase, GroupState, Projection
-from kinlog.replay.inventory import canonical_rows, staged_rows
+from kinlog.replay.recovery.inventory import canonical_rows, staged_rows
 from kinlog.schemas.config import RunConfig
 from kinlog.schemas.errors import DataPlaneError
 from kinlog.schemas.events import Event, RowsCleared

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from kinlog.replay.left_out import LeftOut
+from kinlog.replay.integrity.left_out import LeftOut
+from kinlog.replay.integrity.salvage import Salvage
 from kinlog.replay.plain_text import (
     format_bytes,
     format_count,
@@ -10,7 +11,6 @@ from kinlog.replay.plain_text import (
     render_paragraph,
     render_table,
 )
-from kinlog.replay.salvage import Salvage
 
 __all__ = ["render_left_out", "render_salvage"]
 

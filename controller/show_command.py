@@ -11,10 +11,10 @@ import click
 
 from kinlog.controller.time_option import time_value
 from kinlog.lineage.scan import scan_log
-from kinlog.replay.following import follow_events
 from kinlog.replay.inspection import locate_run
 from kinlog.replay.rendering import LINE_COLUMNS, event_line, event_object
 from kinlog.replay.selection import EventFilter, select_events
+from kinlog.replay.watch.following import follow_events
 from kinlog.schemas.events import EVENT_TYPES, RecordedEvent
 from kinlog.schemas.reasons import Reason
 

@@ -36,8 +36,8 @@ from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.scan import scan_log
 from kinlog.lineage.state import Projection
 from kinlog.lineage.store import LocalStore, replace_durably
-from kinlog.replay.report import RecoveryReport, build_report
-from kinlog.replay.restore import restored_event, verify_run
+from kinlog.replay.recovery.report import RecoveryReport, build_report
+from kinlog.replay.recovery.restore import restored_event, verify_run
 from kinlog.schemas.config import RunConfig, config_digest, dump_config
 from kinlog.schemas.errors import LogWriteError, RunExistsError, RunNotFoundError, StalledError
 from kinlog.schemas.events import CheckpointCommitted, Event, RunOpened, WriterClosed, WriterOpened

@@ -13,9 +13,9 @@ import duckdb
 import pyarrow as pa
 
 from kinlog.lineage.scan import LogScan
-from kinlog.replay.event_view import PAYLOAD_INPUTS, RAW_PAYLOAD, payload_texts
-from kinlog.replay.view_reading import read_view
-from kinlog.replay.views import VIEWS, View
+from kinlog.replay.views.catalogue import VIEWS, View
+from kinlog.replay.views.events import PAYLOAD_INPUTS, RAW_PAYLOAD, payload_texts
+from kinlog.replay.views.reading import read_view
 from kinlog.schemas.errors import KinlogError, QueryError
 
 __all__ = ["Answer", "columns_read", "run_query"]

@@ -9,7 +9,7 @@ from kinlog.lineage.scan import scan_log
 from kinlog.replay.inspection import locate_run
 from kinlog.replay.plain_text import format_time, render_paragraph
 from kinlog.replay.rendering import to_json_value
-from kinlog.replay.story import Story, tell_story
+from kinlog.replay.story.story import Story, tell_story
 from kinlog.schemas.config import load_config
 
 __all__ = ["why_command"]

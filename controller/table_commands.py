@@ -16,12 +16,12 @@ import click
 import msgspec
 
 from kinlog.lineage.scan import LogScan, scan_log
-from kinlog.replay.export import EXPORT_FORMATS, export_views
 from kinlog.replay.inspection import locate_run
 from kinlog.replay.plain_text import format_bytes, format_count, render_table
 from kinlog.replay.rendering import to_json_value
-from kinlog.replay.view_reading import dropped_note
-from kinlog.replay.views import VIEWS, describe_views
+from kinlog.replay.views.catalogue import VIEWS, describe_views
+from kinlog.replay.views.export import EXPORT_FORMATS, export_views
+from kinlog.replay.views.reading import dropped_note
 from kinlog.schemas.errors import MissingExtraError
 
 __all__ = ["export_command", "sql_command"]

@@ -12,11 +12,11 @@ from kinlog.lineage.store import LocalStore, replace_durably
 from kinlog.replay.inspection import locate_run
 from kinlog.replay.plain_text import format_bytes
 from kinlog.replay.rendering import JsonValue, to_json_value
-from kinlog.replay.timeline import Timeline
-from kinlog.replay.timeline_building import build_timeline
-from kinlog.replay.timeline_html import render_page
-from kinlog.replay.timeline_perfetto import render_trace
-from kinlog.replay.timeline_summary import render_summary
+from kinlog.replay.timeline.building import build_timeline
+from kinlog.replay.timeline.html_page import render_page
+from kinlog.replay.timeline.perfetto import render_trace
+from kinlog.replay.timeline.summary import render_summary
+from kinlog.replay.timeline.timeline import Timeline
 from kinlog.schemas.errors import MissingExtraError
 
 __all__ = ["timeline_command"]

@@ -11,9 +11,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from kinlog.replay.lives import LifeEnd
 from kinlog.replay.plain_text import format_count, format_time
-from kinlog.replay.time_scale import TimeScale, tick_step_us
-from kinlog.replay.timeline import Timeline
-from kinlog.replay.timeline_attempts import UNKNOWN_TOKENS, Outcome
+from kinlog.replay.timeline.attempts import UNKNOWN_TOKENS, Outcome
+from kinlog.replay.timeline.time_scale import TimeScale, tick_step_us
+from kinlog.replay.timeline.timeline import Timeline
 
 __all__ = ["draw_picture"]
 

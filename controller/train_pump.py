@@ -8,7 +8,7 @@ from kinlog.controller.preemption import rest
 from kinlog.controller.runtime import Runtime, clear_group_rows
 from kinlog.controller.samplers import may_start
 from kinlog.lineage.state import GroupPhase, GroupState
-from kinlog.replay.inventory import canonical_rows
+from kinlog.replay.recovery.inventory import canonical_rows
 from kinlog.schemas.errors import CheckpointError
 from kinlog.schemas.events import (
     Event,

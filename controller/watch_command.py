@@ -13,7 +13,7 @@ from rich.text import Text
 
 from kinlog.controller.watch_text import render_view
 from kinlog.replay.rendering import to_json_value
-from kinlog.replay.watch_run import WatchedRun
+from kinlog.replay.watch.run import WatchedRun
 from kinlog.schemas.errors import LogDamagedError, RunNotFoundError
 
 __all__ = ["watch_command"]

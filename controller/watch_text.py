@@ -9,8 +9,8 @@ from kinlog.replay.plain_text import (
     render_counts,
     render_sections,
 )
-from kinlog.replay.watch_kill_cost import KillCost
-from kinlog.replay.watch_summary import LastCheckpoint, RunState, RunView
+from kinlog.replay.watch.kill_cost import KillCost
+from kinlog.replay.watch.summary import LastCheckpoint, RunState, RunView
 
 __all__ = ["render_view"]
 

@@ -10,7 +10,7 @@ from ray.exceptions import RayTaskError
 from kinlog.controller.progress import restart_line, status_line
 from kinlog.controller.progress_output import ProgressOutput
 from kinlog.controller.stop_signals import StopSignals
-from kinlog.replay.report import render_report
+from kinlog.replay.recovery.report import render_report
 from kinlog.schemas.errors import KinlogError, PreemptedError, WorkerLostError
 
 __all__ = ["News", "watch"]

@@ -41,7 +41,7 @@ def modules_of(package) -> list[str]:
 
 def test_schemas_lineage_and_replay_import_without_the_training_stack():
     modules = [name for p in (kinlog.schemas, kinlog.lineage, kinlog.replay) for name in modules_of(p)]
-    assert {"kinlog.schemas.events", "kinlog.lineage.log", "kinlog.replay.plan"} <= set(modules)
+    assert {"kinlog.schemas.events", "kinlog.lineage.log", "kinlog.replay.recovery.planning"} <= set(modules)
     code = IMPORT_WITHOUT.format(blocked=TRAINING_STACK, modules=modules)
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True)
     assert child.returncode == 0, child.stderr

@@ -10,7 +10,7 @@ from kinlog.controller.samplers import InOrder, may_start
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.scan import scan_log
 from kinlog.lineage.state import Projection
-from kinlog.replay.examples import trained_examples
+from kinlog.replay.examples.steps import trained_examples
 from kinlog.schemas import events as e
 from kinlog.schemas.reasons import Reason
 

@@ -18,7 +18,7 @@ from kinlog_conformance import (
 )
 
 from kinlog.lineage.state import GroupPhase
-from kinlog.replay.inventory import expected_inventory
+from kinlog.replay.recovery.inventory import expected_inventory
 from kinlog.schemas import events as e
 from kinlog.schemas.errors import TransitionError
 from kinlog.schemas.reasons import Reason, Validity

@@ -21,7 +21,7 @@ from kinlog_fake_parts import FakeDataset
 from msgspec.structs import replace
 
 from kinlog.lineage.state import GroupPhase
-from kinlog.replay.inventory import expected_inventory
+from kinlog.replay.recovery.inventory import expected_inventory
 from kinlog.schemas import events as e
 from kinlog.schemas.errors import TransitionError
 from kinlog.schemas.prompts import PromptRef

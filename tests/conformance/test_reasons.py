@@ -100,7 +100,7 @@ def test_every_reason_is_named_by_the_code_that_gives_it():
     named = {
         node.attr
         for package in ("lineage", "replay", "controller", "workers")
-        for path in sorted((packages / package).glob("*.py"))
+        for path in sorted((packages / package).rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Reason"
     }

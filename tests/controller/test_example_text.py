@@ -13,8 +13,8 @@ from kinlog_run_fixtures import DiskRun
 from kinlog.controller.cli import cli
 from kinlog.lineage.scan import scan_log
 from kinlog.lineage.segment import scan_segment
-from kinlog.replay.example_rows import tokens_of_step
-from kinlog.replay.examples import step_examples
+from kinlog.replay.examples.rows import tokens_of_step
+from kinlog.replay.examples.steps import step_examples
 from kinlog.schemas.events import SiblingSealed
 from kinlog.schemas.journal_columns import journal_schema
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from kinlog_run_fixtures import small_run
 
 from kinlog.controller.cli import cli
-from kinlog.replay.views import VIEWS
+from kinlog.replay.views.catalogue import VIEWS
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from rich.console import Console
 from kinlog.controller.checkpoint import SavedCheckpoint
 from kinlog.controller.progress import checkpoint_line, restart_line, status_line, step_line
 from kinlog.controller.progress_output import ProgressOutput
-from kinlog.replay.offline_plan import plan_offline
-from kinlog.replay.plan import RecoveryPolicy
+from kinlog.replay.recovery.offline_plan import plan_offline
+from kinlog.replay.recovery.planning import RecoveryPolicy
 from kinlog.schemas.orders import TrainMetrics
 
 METRICS = TrainMetrics(

@@ -18,7 +18,7 @@ from kinlog.controller.runtime import clear_group_rows
 from kinlog.controller.supervise import supervise
 from kinlog.controller.train_pump import TrainPump
 from kinlog.lineage.state import GroupPhase, Projection, projection_digest
-from kinlog.replay.inventory import canonical_rows, staged_rows
+from kinlog.replay.recovery.inventory import canonical_rows, staged_rows
 from kinlog.schemas import events as e
 from kinlog.schemas.config import RunConfig
 from kinlog.schemas.events import SiblingSealed

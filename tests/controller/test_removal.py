@@ -18,7 +18,7 @@ from kinlog.controller.checkpoint import Checkpointer
 from kinlog.controller.runtime import clear_group_rows
 from kinlog.controller.train_pump import TrainPump
 from kinlog.lineage.state import GroupPhase
-from kinlog.replay.inventory import canonical_rows, expected_inventory
+from kinlog.replay.recovery.inventory import canonical_rows, expected_inventory
 from kinlog.schemas import events as e
 from kinlog.schemas.orders import FinalizeOrder, FinalizeRejected
 from kinlog.schemas.reasons import Partition, Reason

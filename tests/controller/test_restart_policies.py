@@ -12,8 +12,8 @@ from kinlog_lives import Life, assert_conserved, first_life, history, next_life,
 from kinlog.controller.samplers import build_sampler, evictions
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.state import GroupPhase, Projection
-from kinlog.replay.offline_plan import OfflinePlan, plan_offline
-from kinlog.replay.plan import RecoveryPolicy
+from kinlog.replay.recovery.offline_plan import OfflinePlan, plan_offline
+from kinlog.replay.recovery.planning import RecoveryPolicy
 from kinlog.schemas import events as e
 from kinlog.schemas.config import RunConfig
 from kinlog.schemas.errors import ConfigError, RolloutsFailError

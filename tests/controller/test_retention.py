@@ -14,9 +14,9 @@ from kinlog.controller.retention import Retention, retain
 from kinlog.lineage.names import log_files
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.scan import scan_log
-from kinlog.replay.audit import audit_log
+from kinlog.replay.audit.audit import audit_log
 from kinlog.replay.checkpoints import file_digest
-from kinlog.replay.verify import verify_everything
+from kinlog.replay.integrity.verify import verify_everything
 from kinlog.schemas.errors import CheckpointError
 
 PRESENT = frozenset({"step_000001", "step_000002", "step_000003"})

@@ -17,7 +17,7 @@ from kinlog.lineage.journal import ROWS
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.state import GroupPhase, Projection
 from kinlog.replay.checkpoints import MANIFEST_NAME, read_manifest
-from kinlog.replay.verify import verify_everything
+from kinlog.replay.integrity.verify import verify_everything
 from kinlog.schemas import events as e
 from kinlog.schemas.config import RunConfig
 from kinlog.schemas.errors import CheckpointError, DataPlaneError, DataPlaneTimeoutError

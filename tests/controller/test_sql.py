@@ -17,8 +17,8 @@ from kinlog.controller.cli import cli
 from kinlog.controller.sql_engine import columns_read, run_query
 from kinlog.lineage.scan import LogScan, scan_log
 from kinlog.lineage.store import LocalStore
-from kinlog.replay.view_reading import view_table
-from kinlog.replay.views import VIEWS
+from kinlog.replay.views.catalogue import VIEWS
+from kinlog.replay.views.reading import view_table
 from kinlog.schemas.errors import LogDamagedError, QueryError
 
 

@@ -12,8 +12,8 @@ from kinlog.controller import watch_command as module
 from kinlog.controller.cli import cli
 from kinlog.controller.watch_text import render_view
 from kinlog.lineage.segment import scan_segment, segment_name
-from kinlog.replay.watch_run import WatchedRun
-from kinlog.replay.watch_summary import RunView
+from kinlog.replay.watch.run import WatchedRun
+from kinlog.replay.watch.summary import RunView
 from kinlog.schemas.errors import LogDamagedError
 
 _CONFIG = """\

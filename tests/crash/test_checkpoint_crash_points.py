@@ -14,7 +14,7 @@ from kinlog_lives import run_config
 from kinlog.controller.adopt import adopt_checkpoint
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.replay.checkpoints import TEMPORARY_PREFIX
-from kinlog.replay.restore import restore_points, verify_run
+from kinlog.replay.recovery.restore import restore_points, verify_run
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from kinlog_lives import run_config
 from kinlog.lineage.journal import Journal
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.replay.checkpoints import TEMPORARY_PREFIX, find_checkpoints, read_manifest
-from kinlog.replay.restore import restore_points, verify_run
+from kinlog.replay.recovery.restore import restore_points, verify_run
 from kinlog.schemas.reasons import CheckpointKind
 
 

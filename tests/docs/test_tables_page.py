@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kinlog_run_fixtures import small_run
 
-from kinlog.replay.views import VIEWS
+from kinlog.replay.views.catalogue import VIEWS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tables.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)

@@ -22,7 +22,7 @@ from kinlog.lineage.scan import scan_log
 from kinlog.lineage.state import projection_digest
 from kinlog.replay.checkpoints import find_checkpoints
 from kinlog.replay.projection import SNAPSHOT_NAME, project, read_snapshot
-from kinlog.replay.restore import restore_points, restored_projection, verify_run
+from kinlog.replay.recovery.restore import restore_points, restored_projection, verify_run
 from kinlog.schemas import events as e
 from kinlog.schemas.errors import LogUnsupportedError
 from kinlog.schemas.events import EVENT_TYPES, PassedOver, kind_of

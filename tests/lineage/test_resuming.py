@@ -4,7 +4,7 @@ import pytest
 from kinlog_builders import Story
 
 from kinlog.lineage.decide import Assignment, dispatch_siblings, resumable_attempts
-from kinlog.replay.journal import unfinished_attempts
+from kinlog.replay.recovery.journal import unfinished_attempts
 from kinlog.schemas.errors import TransitionError
 from kinlog.schemas.events import SiblingDispatched
 from kinlog.schemas.reasons import Granularity, Reason

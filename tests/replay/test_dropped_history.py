@@ -13,14 +13,14 @@ from kinlog.lineage.fold import FOLD_VERSION
 from kinlog.lineage.log_copy import copy_log
 from kinlog.lineage.scan import scan_log
 from kinlog.lineage.store import LocalStore
-from kinlog.replay.audit import audit_log
-from kinlog.replay.audit_text import render_audit
+from kinlog.replay.audit.audit import audit_log
+from kinlog.replay.audit.statistics import collect_statistics
+from kinlog.replay.audit.text import render_audit
 from kinlog.replay.checkpoints import LOG_NAME, MANIFEST_NAME, read_manifest
 from kinlog.replay.inspection import SegmentState, list_segments
+from kinlog.replay.integrity.verify import verify_everything
 from kinlog.replay.projection import project
-from kinlog.replay.restore import START, restore_points, verify_run
-from kinlog.replay.statistics import collect_statistics
-from kinlog.replay.verify import verify_everything
+from kinlog.replay.recovery.restore import START, restore_points, verify_run
 from kinlog.schemas.errors import CheckpointError
 from kinlog.schemas.manifest import Manifest
 

@@ -10,9 +10,9 @@ from kinlog.controller.recovery import carry_out
 from kinlog.controller.samplers import evictions
 from kinlog.lineage.fold import fold
 from kinlog.lineage.state import decode_projection, encode_projection
-from kinlog.replay.inventory import Inventory
-from kinlog.replay.larger_steps import refuse_unfillable_step
-from kinlog.replay.plan import RecoveryPolicy, plan_recovery
+from kinlog.replay.recovery.inventory import Inventory
+from kinlog.replay.recovery.larger_steps import refuse_unfillable_step
+from kinlog.replay.recovery.planning import RecoveryPolicy, plan_recovery
 from kinlog.schemas import events as e
 from kinlog.schemas.reasons import Partition
 from kinlog.schemas.rows import RowTag

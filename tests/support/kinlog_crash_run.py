@@ -28,7 +28,7 @@ from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.state import Projection
 from kinlog.lineage.store import FileLock, LocalStore, StoredFile
 from kinlog.replay.checkpoints import TEMPORARY_PREFIX, find_checkpoints
-from kinlog.replay.restore import RestorePoint, restore_points, restored_event, verify_run
+from kinlog.replay.recovery.restore import RestorePoint, restore_points, restored_event, verify_run
 from kinlog.schemas.config import RunConfig
 from kinlog.schemas.errors import LogWriteError, RunNotFoundError
 

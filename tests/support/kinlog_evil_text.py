@@ -4,8 +4,8 @@ from kinlog_builders import BUDGET, Story, prompt_ref
 from msgspec.structs import replace
 
 from kinlog.lineage.state import Projection
-from kinlog.replay.timeline import Timeline
-from kinlog.replay.timeline_building import timeline_of
+from kinlog.replay.timeline.building import timeline_of
+from kinlog.replay.timeline.timeline import Timeline
 from kinlog.schemas import events as e
 from kinlog.schemas.reasons import Granularity, Reason
 

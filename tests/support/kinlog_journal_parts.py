@@ -10,7 +10,7 @@ from kinlog.controller.protocols import Workers
 from kinlog.lineage.journal import Journal
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.store import LocalStore, Store
-from kinlog.replay.journal import rows_in_journal
+from kinlog.replay.recovery.journal import rows_in_journal
 from kinlog.schemas.events import SiblingSealed
 from kinlog.schemas.journal_columns import journal_schema
 from kinlog.schemas.orders import PutBack, RolloutOrder

@@ -15,7 +15,7 @@ from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.scan import scan_log
 from kinlog.lineage.state import Projection
 from kinlog.replay.projection import project
-from kinlog.replay.report import RecoveryReport
+from kinlog.replay.recovery.report import RecoveryReport
 from kinlog.schemas.config import RunConfig
 from kinlog.schemas.events import Event, RecordedEvent
 from kinlog.schemas.settings import DatasetSettings, TaskSettings

@@ -21,9 +21,9 @@ from kinlog.controller.retention import retain
 from kinlog.controller.samplers import Sampler, build_sampler
 from kinlog.lineage.fold import fold
 from kinlog.lineage.state import Projection, decode_projection, encode_projection
-from kinlog.replay.inventory import Inventory
-from kinlog.replay.plan import RecoveryPlan, RecoveryPolicy, plan_recovery
-from kinlog.replay.restore import RestorePoint, restored_event, restored_projection
+from kinlog.replay.recovery.inventory import Inventory
+from kinlog.replay.recovery.planning import RecoveryPlan, RecoveryPolicy, plan_recovery
+from kinlog.replay.recovery.restore import RestorePoint, restored_event, restored_projection
 from kinlog.schemas import events as e
 from kinlog.schemas.codec import decode_event, encode_event
 from kinlog.schemas.config import RunConfig

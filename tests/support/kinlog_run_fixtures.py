@@ -15,10 +15,10 @@ from kinlog.lineage.log import OpenedLog
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.state import GroupPhase, GroupState, Projection, projection_digest
 from kinlog.replay.checkpoints import MANIFEST_NAME, file_digest
-from kinlog.replay.inventory import expected_inventory
-from kinlog.replay.plan import RecoveryPlan, RecoveryPolicy, plan_recovery
 from kinlog.replay.projection import SNAPSHOT_NAME, write_snapshot_bytes
-from kinlog.replay.restore import restore_points, restored_event, restored_projection, verify_run
+from kinlog.replay.recovery.inventory import expected_inventory
+from kinlog.replay.recovery.planning import RecoveryPlan, RecoveryPolicy, plan_recovery
+from kinlog.replay.recovery.restore import restore_points, restored_event, restored_projection, verify_run
 from kinlog.schemas import events as e
 from kinlog.schemas.manifest import FileEntry, Manifest
 from kinlog.schemas.reasons import CheckpointKind, Granularity, Partition, Reason

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from kinlog.lineage.fold import fold
 from kinlog.lineage.state import GroupState, Projection, encode_projection
-from kinlog.replay.inventory import expected_inventory
+from kinlog.replay.recovery.inventory import expected_inventory
 from kinlog.schemas import events as e
 from kinlog.schemas.config import RunConfig
 from kinlog.schemas.errors import KinlogError

@@ -22,10 +22,10 @@ from kinlog.lineage.fold import fold
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.scan import scan_log
 from kinlog.lineage.state import GroupPhase, Projection
-from kinlog.replay.audit import Audit, audit_log
+from kinlog.replay.audit.audit import Audit, audit_log
 from kinlog.replay.checkpoints import TEMPORARY_PREFIX
-from kinlog.replay.difference import Comparison, compare_examples
-from kinlog.replay.examples import StepExamples, trained_examples
+from kinlog.replay.examples.difference import Comparison, compare_examples
+from kinlog.replay.examples.steps import StepExamples, trained_examples
 from kinlog.schemas.config import dump_config, load_config
 from kinlog.schemas.errors import LogDamagedError, RunNotFoundError
 from kinlog.schemas.events import CheckpointCommitted, RecoveryPlanned, SiblingSealed

@@ -7,7 +7,7 @@ from typing import Any
 from kinlog.lineage.fold import fold
 from kinlog.lineage.scan import LogScan
 from kinlog.lineage.state import GroupPhase
-from kinlog.replay.audit_account import Account
+from kinlog.replay.audit.account import Account
 from kinlog.schemas import events as e
 
 Row = dict[str, Any]
