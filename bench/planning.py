@@ -19,7 +19,8 @@ from kinlog.lineage.state import Projection, decode_projection, encode_projectio
 from kinlog.replay.recovery.held_rows import HeldRows
 from kinlog.replay.recovery.inventory import Inventory, expected_inventory, staged_rows
 from kinlog.replay.recovery.journal import rows_to_put_back
-from kinlog.replay.recovery.planning import RecoveryPolicy, plan_recovery
+from kinlog.replay.recovery.plan import RecoveryPolicy
+from kinlog.replay.recovery.planning import plan_recovery
 from kinlog.schemas import events as e
 from kinlog.schemas.reasons import Partition
 from kinlog.schemas.rows import RowTag

@@ -21,7 +21,8 @@ from kinlog.lineage.fold import fold
 from kinlog.lineage.state import Projection
 from kinlog.replay.projection import decode_projection, encode_projection
 from kinlog.replay.recovery.inventory import Inventory, expected_inventory
-from kinlog.replay.recovery.planning import RecoveryPlan, RecoveryPolicy, plan_recovery
+from kinlog.replay.recovery.plan import RecoveryPlan, RecoveryPolicy
+from kinlog.replay.recovery.planning import plan_recovery
 from kinlog.schemas import events as e
 from kinlog.schemas.reasons import CheckpointKind
 from kinlog.schemas.settings import RolloutRecoverySettings, RowJournalSettings

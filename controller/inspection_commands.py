@@ -27,7 +27,7 @@ from kinlog.replay.integrity.salvage import salvage_log
 from kinlog.replay.integrity.verify import verify_everything
 from kinlog.replay.recovery.kill_loss import render_loss
 from kinlog.replay.recovery.offline_plan import plan_offline
-from kinlog.replay.recovery.planning import RecoveryPolicy
+from kinlog.replay.recovery.plan import RecoveryPolicy
 from kinlog.replay.recovery.report import render_redone, render_report
 from kinlog.replay.rendering import JsonValue, to_json_value
 from kinlog.schemas.config import load_config

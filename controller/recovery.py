@@ -21,7 +21,8 @@ from kinlog.replay.recovery.held_rows import HeldRows
 from kinlog.replay.recovery.inventory import Inventory
 from kinlog.replay.recovery.journal import rows_to_put_back
 from kinlog.replay.recovery.larger_steps import refuse_unfillable_step
-from kinlog.replay.recovery.planning import RecoveryPlan, RecoveryPolicy, plan_recovery
+from kinlog.replay.recovery.plan import RecoveryPlan, RecoveryPolicy
+from kinlog.replay.recovery.planning import plan_recovery
 from kinlog.replay.recovery.restore import RestorePoint, restore_points, restored_projection
 from kinlog.schemas.config import RunConfig
 from kinlog.schemas.errors import (

@@ -6,7 +6,7 @@ import msgspec
 
 from kinlog.lineage.state import GroupPhase, Projection
 from kinlog.replay.plain_text import format_count, render_paragraph
-from kinlog.replay.recovery.planning import RecoveryPlan
+from kinlog.replay.recovery.plan import RecoveryPlan
 from kinlog.schemas.rows import RowTag
 
 __all__ = ["KillLoss", "kill_loss", "render_loss"]

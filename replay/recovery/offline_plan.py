@@ -12,7 +12,8 @@ from kinlog.lineage.store import LocalStore
 from kinlog.replay.inspection import stray_content_bytes
 from kinlog.replay.recovery.journal import rows_in_journal, rows_to_put_back
 from kinlog.replay.recovery.kill_loss import KillLoss, kill_loss
-from kinlog.replay.recovery.planning import RecoveryPlan, RecoveryPolicy, plan_recovery
+from kinlog.replay.recovery.plan import RecoveryPlan, RecoveryPolicy
+from kinlog.replay.recovery.planning import plan_recovery
 from kinlog.replay.recovery.report import RecoveryReport, build_report
 from kinlog.replay.recovery.restore import RestorePoint, restore_points, restored_projection, verify_run
 from kinlog.schemas.errors import LogDamagedError, RunNotFoundError

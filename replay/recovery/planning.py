@@ -9,12 +9,12 @@ from kinlog.lineage.state import GroupState, Projection
 from kinlog.replay.recovery.capacity import groups_over_capacity
 from kinlog.replay.recovery.held_rows import HeldRows
 from kinlog.replay.recovery.inventory import Inventory
-from kinlog.replay.recovery.plan import RecoveryPlan, RecoveryPolicy, SiblingRef
+from kinlog.replay.recovery.plan import RecoveryPlan, RecoveryPolicy
 from kinlog.replay.recovery.plan_draft import PlanDraft
 from kinlog.schemas.errors import RowsMissingError
 from kinlog.schemas.events import Position
 
-__all__ = ["RecoveryPolicy", "RecoveryPlan", "SiblingRef", "plan_recovery"]
+__all__ = ["plan_recovery"]
 
 
 def plan_recovery(

@@ -16,7 +16,7 @@ from kinlog.replay.plain_text import (
     render_table,
 )
 from kinlog.replay.recovery.inventory import RowProblem
-from kinlog.replay.recovery.planning import RecoveryPlan
+from kinlog.replay.recovery.plan import RecoveryPlan
 from kinlog.schemas.events import AttemptSuperseded, Position
 from kinlog.schemas.reasons import Reason
 

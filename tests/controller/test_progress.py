@@ -10,7 +10,7 @@ from kinlog.controller.checkpoint import SavedCheckpoint
 from kinlog.controller.progress import checkpoint_line, restart_line, status_line, step_line
 from kinlog.controller.progress_output import ProgressOutput
 from kinlog.replay.recovery.offline_plan import plan_offline
-from kinlog.replay.recovery.planning import RecoveryPolicy
+from kinlog.replay.recovery.plan import RecoveryPolicy
 from kinlog.schemas.orders import TrainMetrics
 
 METRICS = TrainMetrics(

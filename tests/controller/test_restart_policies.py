@@ -13,7 +13,7 @@ from kinlog.controller.samplers import build_sampler, evictions
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.state import GroupPhase, Projection
 from kinlog.replay.recovery.offline_plan import OfflinePlan, plan_offline
-from kinlog.replay.recovery.planning import RecoveryPolicy
+from kinlog.replay.recovery.plan import RecoveryPolicy
 from kinlog.schemas import events as e
 from kinlog.schemas.config import RunConfig
 from kinlog.schemas.errors import ConfigError, RolloutsFailError

@@ -12,7 +12,8 @@ from kinlog.lineage.fold import fold
 from kinlog.lineage.state import decode_projection, encode_projection
 from kinlog.replay.recovery.inventory import Inventory
 from kinlog.replay.recovery.larger_steps import refuse_unfillable_step
-from kinlog.replay.recovery.planning import RecoveryPolicy, plan_recovery
+from kinlog.replay.recovery.plan import RecoveryPolicy
+from kinlog.replay.recovery.planning import plan_recovery
 from kinlog.schemas import events as e
 from kinlog.schemas.reasons import Partition
 from kinlog.schemas.rows import RowTag

@@ -3,7 +3,7 @@
 from kinlog_builders import digest_of
 from kinlog_naive_run import NaiveRun, Row, Verdict
 
-from kinlog.replay.recovery.planning import RecoveryPlan
+from kinlog.replay.recovery.plan import RecoveryPlan
 from kinlog.schemas.reasons import Reason
 from kinlog.schemas.receipts import canonical_key, staging_key
 from kinlog.schemas.rows import NO_CALL, RowTag

@@ -22,7 +22,8 @@ from kinlog.controller.samplers import Sampler, build_sampler
 from kinlog.lineage.fold import fold
 from kinlog.lineage.state import Projection, decode_projection, encode_projection
 from kinlog.replay.recovery.inventory import Inventory
-from kinlog.replay.recovery.planning import RecoveryPlan, RecoveryPolicy, plan_recovery
+from kinlog.replay.recovery.plan import RecoveryPlan, RecoveryPolicy
+from kinlog.replay.recovery.planning import plan_recovery
 from kinlog.replay.recovery.restore import RestorePoint, restored_event, restored_projection
 from kinlog.schemas import events as e
 from kinlog.schemas.codec import decode_event, encode_event

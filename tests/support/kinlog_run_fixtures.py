@@ -17,7 +17,8 @@ from kinlog.lineage.state import GroupPhase, GroupState, Projection, projection_
 from kinlog.replay.checkpoints import MANIFEST_NAME, file_digest
 from kinlog.replay.projection import SNAPSHOT_NAME, write_snapshot_bytes
 from kinlog.replay.recovery.inventory import expected_inventory
-from kinlog.replay.recovery.planning import RecoveryPlan, RecoveryPolicy, plan_recovery
+from kinlog.replay.recovery.plan import RecoveryPlan, RecoveryPolicy
+from kinlog.replay.recovery.planning import plan_recovery
 from kinlog.replay.recovery.restore import restore_points, restored_event, restored_projection, verify_run
 from kinlog.schemas import events as e
 from kinlog.schemas.manifest import FileEntry, Manifest

@@ -9,7 +9,7 @@ from kinlog_run_fixtures import Chance, DiskRun, small_run
 
 from kinlog.replay.recovery.kill_loss import KillLoss, render_loss
 from kinlog.replay.recovery.offline_plan import plan_offline
-from kinlog.replay.recovery.planning import RecoveryPolicy
+from kinlog.replay.recovery.plan import RecoveryPolicy
 from kinlog.schemas.events import SiblingSealed, StepApplied
 
 

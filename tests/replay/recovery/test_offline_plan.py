@@ -11,7 +11,7 @@ from kinlog.lineage.segment import scan_segment
 from kinlog.replay.checkpoints import MANIFEST_NAME
 from kinlog.replay.projection import SNAPSHOT_NAME
 from kinlog.replay.recovery.offline_plan import plan_offline
-from kinlog.replay.recovery.planning import RecoveryPolicy
+from kinlog.replay.recovery.plan import RecoveryPolicy
 from kinlog.replay.recovery.restore import START
 from kinlog.schemas.errors import CheckpointError, LogDamagedError
 from kinlog.schemas.reasons import Reason

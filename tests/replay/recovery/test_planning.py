@@ -16,7 +16,8 @@ from kinlog.replay.recovery.inventory import (
     expected_inventory,
     staged_rows,
 )
-from kinlog.replay.recovery.planning import RecoveryPlan, RecoveryPolicy, SiblingRef, plan_recovery
+from kinlog.replay.recovery.plan import RecoveryPlan, RecoveryPolicy, SiblingRef
+from kinlog.replay.recovery.planning import plan_recovery
 from kinlog.schemas import events as e
 from kinlog.schemas.errors import RowsMissingError
 from kinlog.schemas.reasons import Granularity, Partition, Reason

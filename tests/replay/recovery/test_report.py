@@ -9,7 +9,7 @@ from kinlog_run_fixtures import Chance, DiskRun, small_run
 from kinlog.lineage.scan import scan_log
 from kinlog.replay.projection import project
 from kinlog.replay.recovery.offline_plan import OfflinePlan, plan_offline
-from kinlog.replay.recovery.planning import RecoveryPolicy
+from kinlog.replay.recovery.plan import RecoveryPolicy
 from kinlog.replay.recovery.report import (
     RecoveryReport,
     SkippedCheckpoint,

@@ -17,7 +17,8 @@ from kinlog.replay.recovery.anchors import verified_anchor
 from kinlog.replay.recovery.inventory import Inventory, canonical_rows, expected_inventory, staged_rows
 from kinlog.replay.recovery.journal import journalled_attempts
 from kinlog.replay.recovery.offline_plan import plan_offline
-from kinlog.replay.recovery.planning import RecoveryPlan, RecoveryPolicy, plan_recovery
+from kinlog.replay.recovery.plan import RecoveryPlan, RecoveryPolicy
+from kinlog.replay.recovery.planning import plan_recovery
 from kinlog.replay.recovery.restore import RestorePoint, restore_points, restored_projection, verify_run
 from kinlog.schemas import events as e
 from kinlog.schemas.errors import CheckpointError, RowsMissingError

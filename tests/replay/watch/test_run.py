@@ -9,7 +9,7 @@ from kinlog_run_fixtures import Chance, DiskRun, small_run
 
 from kinlog.lineage.log import create_log
 from kinlog.replay.recovery.offline_plan import plan_offline
-from kinlog.replay.recovery.planning import RecoveryPolicy
+from kinlog.replay.recovery.plan import RecoveryPolicy
 from kinlog.replay.watch.kill_cost import KillCost
 from kinlog.replay.watch.run import WatchedRun, is_process_alive
 from kinlog.replay.watch.summary import OldestSibling, RunState, RunView, Staleness
