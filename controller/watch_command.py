@@ -14,7 +14,7 @@ from rich.text import Text
 from kinlog.controller.watch_text import render_view
 from kinlog.replay.rendering import to_json_value
 from kinlog.replay.watch.run import WatchedRun
-from kinlog.schemas.errors import LogDamagedError, RunNotFoundError
+from kinlog.schemas.errors import RunNotFoundError
 
 __all__ = ["watch_command"]
 
@@ -50,19 +50,12 @@ def watch_command(run: Path, once: bool, as_json: bool) -> None:
 
 def _watch(run: Path, sleep: Callable[[float], None] = time.sleep) -> None:
     watched: WatchedRun | None = None
-    damaged = False
     with Live(Text(f"looking at {run}"), auto_refresh=False, vertical_overflow="crop") as live:
         while True:
             try:
                 watched = watched or WatchedRun(run)
                 text = f"{render_view(watched.look())}\n\nCtrl-C ends this view, not the run"
-                damaged = False
             except RunNotFoundError as error:
                 watched, text = None, f"no run yet: {error}"
-            except LogDamagedError as error:
-                # A new life cuts off a torn tail while it is read. Damage is there to stay.
-                if damaged:
-                    raise
-                watched, text, damaged = None, f"reading it again: {error}", True
             live.update(Text(text), refresh=True)
             sleep(_REFRESH_S)

@@ -104,11 +104,6 @@ class Selector:
         self._met = selection.group_id is not None and selection.group_id < beginning.next_group_id
         """Whether the reservation of one of them may have passed: before it, nothing lists them."""
 
-    @property
-    def last_seq(self) -> int | None:
-        """No event after it is selected."""
-        return self._selection.last_seq
-
     def events(self, scan: LogScan, after_seq: int = 0) -> Iterator[RecordedEvent]:
         """Yield the events past ``after_seq`` that fit, in order."""
         wanted = self._selection
@@ -118,9 +113,22 @@ class Selector:
         choice = Choice(wanted.columns, self._fits) if wanted.columns else None
         batches = scan.batches(max(after_seq, first_seq - 1), through_seq=wanted.last_seq, choice=choice)
         for batch in batches:
-            for record in read_events(batch, ignorable_kinds(batch.schema)):
-                if not wanted.lists_groups or _lists(record.event, self._groups):
-                    yield record
+            yield from self._read(batch)
+
+    def events_of(self, batch: pa.RecordBatch) -> Iterator[RecordedEvent]:
+        """Yield the events of a batch that fit. It goes on from where what was read before ended."""
+        wanted = self._selection
+        fits = pc.greater_equal(batch.column("seq"), wanted.first_seq)
+        if wanted.last_seq is not None:
+            fits = pc.and_(fits, pc.less_equal(batch.column("seq"), wanted.last_seq))
+        if wanted.columns:
+            fits = pc.and_(fits, self._fits(batch))
+        yield from self._read(batch.filter(fits))
+
+    def _read(self, batch: pa.RecordBatch) -> Iterator[RecordedEvent]:
+        for record in read_events(batch, ignorable_kinds(batch.schema)):
+            if not self._selection.lists_groups or _lists(record.event, self._groups):
+                yield record
 
     def _fits(self, batch: pa.RecordBatch) -> pa.Array:
         wanted = self._selection

@@ -1,12 +1,14 @@
 """Following a log that is being written: only what is new is read, and verified before it is believed.
 
 Of the newest segment the bytes past the last frame are read again and again. Whenever the files have changed (a segment
-was ended, compacted or dropped, or another life began), the log is scanned as every reader scans it.
+was ended, compacted or dropped, or another life began), and when these bytes are still no frame at the next look, the log is
+scanned as every reader scans it: a scan tells damage from a frame that is half written.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+from zlib import crc32
 
 import pyarrow as pa
 
@@ -16,6 +18,7 @@ from kinlog.lineage.reading import ignorable_kinds, read_events
 from kinlog.lineage.scan import LogScan, holds_mark, scan_log
 from kinlog.lineage.segment import END_OF_STREAM, SegmentEnd
 from kinlog.lineage.store import LocalStore, Store
+from kinlog.schemas.errors import LogDamagedError
 from kinlog.schemas.events import Position, RecordedEvent
 
 __all__ = ["FollowedLog", "Tail"]
@@ -41,6 +44,13 @@ class Tail(NamedTuple):
         return max(0, self.last.seq - self.durable_seq)
 
 
+class _NoFrame(NamedTuple):
+    """Bytes past the last frame that are not all of one."""
+
+    offset_bytes: int
+    checksum: int
+
+
 class FollowedLog:
     """A log, read up to a place. ``scan`` is of the time when its files last changed.
 
@@ -55,21 +65,43 @@ class FollowedLog:
         self._store = store or LocalStore()
         self._files: list[str] = []
         self._path: Path | None = None
+        self._no_frame: _NoFrame | None = None
+        """At the last look, if it was so."""
+        self._scanned_with: _NoFrame | None = None
+        """What a scan was made for: one for each is enough."""
         self.scan = self._scan(None)
 
     def events(self) -> Iterator[RecordedEvent] | None:
         """Return what was recorded since the last call, in order; at first, since the log was opened.
 
         ``None``: what was read before is no part of the log's history any more, since an older controller wrote it past
-        a take-over. Begin again, with another object.
+        a take-over, or that cannot be told. Begin again, with another object.
         """
+        batches = self.batches()
+        if batches is None:
+            return None
+        return (record for batch in batches for record in read_events(batch, ignorable_kinds(batch.schema)))
+
+    def batches(self) -> Iterator[pa.RecordBatch] | None:
+        """Return the same as record batches."""
         if self._path is not None and self._names() == self._files:
-            return iter(self._appended())
+            before_look = self._no_frame
+            batches = self._appended()
+            if batches or not self._stays(before_look):
+                return iter(batches)
+            self._scanned_with = self._no_frame
         before = self.tail.last
         self.scan = self._scan(self.scan)
         if holds_mark(self.scan, before) is not True:
             return None
-        return self.scan.events(before.seq)
+        return self.scan.batches(before.seq)
+
+    def _stays(self, before: _NoFrame | None) -> bool:
+        """Whether there was no frame at the last look either, and no scan has looked at just this."""
+        now = self._no_frame
+        if now is None or before is None or now == self._scanned_with:
+            return False
+        return now.offset_bytes == before.offset_bytes
 
     def _names(self) -> list[str]:
         return [file.name for file in log_files(self._store.names(self._directory))]
@@ -77,7 +109,7 @@ class FollowedLog:
     def _scan(self, known: LogScan | None) -> LogScan:
         while True:
             files = self._names()
-            scan = scan_log(self._directory, store=self._store, known=known)
+            scan = self._scanned(known)
             try:
                 self._follow(scan, files)
             except FileNotFoundError:
@@ -85,6 +117,13 @@ class FollowedLog:
                 continue
             self._files = files
             return scan
+
+    def _scanned(self, known: LogScan | None) -> LogScan:
+        try:
+            return scan_log(self._directory, store=self._store, known=known)
+        except LogDamagedError:
+            # A newer life cuts off a torn tail while it is read. Damage is there to stay.
+            return scan_log(self._directory, store=self._store, known=known)
 
     def _follow(self, scan: LogScan, files: list[str]) -> None:
         """Follow the newest segment from where the scan ended, if it is the newest file: another one is about to begin."""
@@ -100,20 +139,21 @@ class FollowedLog:
                 self._path = newest.path
         self.tail = Tail(scan.end, durable_seq, closed)
 
-    def _appended(self) -> list[RecordedEvent]:
+    def _appended(self) -> list[pa.RecordBatch]:
         """Read the frames that were appended to the newest segment. One that is half written is not there yet."""
-        records: list[RecordedEvent] = []
+        batches: list[pa.RecordBatch] = []
         while (frames := self._next_frames()) is not None:
             headers, content = frames
             self._frame = headers[-1]
             last = Position(self._frame.epoch, self._frame.last_seq, self._frame.checksum)
             self.tail = Tail(last, self._frame.durable_seq, closed=False)
-            records += self._decoded(content)
-        return records
+            batches += self._decoded(content)
+        return batches
 
     def _next_frames(self) -> tuple[list[FrameHeader], bytes] | None:
         assert self._path is not None
         origin, size_bytes = self._frame.end, _PART_BYTES
+        self._no_frame = None
         while True:
             try:
                 data = self._store.read_part(self._path, origin, size_bytes)
@@ -125,7 +165,10 @@ class FollowedLog:
             if bytes(data[: len(END_OF_STREAM)]) == END_OF_STREAM:
                 self.tail = Tail(self.tail.last, self.tail.last.seq, closed=True)
                 return None
-            if len(data) < size_bytes or not any(data[:64]):
+            if not any(data[:64]):
+                return None
+            if len(data) < size_bytes:
+                self._no_frame = _NoFrame(origin, crc32(data))
                 return None
             size_bytes *= 2  # a frame may be larger than a part
 
@@ -143,8 +186,7 @@ class FollowedLog:
             before, at = header, header.end - origin
         return headers
 
-    def _decoded(self, content: bytes) -> list[RecordedEvent]:
+    def _decoded(self, content: bytes) -> list[pa.RecordBatch]:
         with pa.ipc.open_stream(pa.BufferReader(b"".join((self._opening, content)))) as reader:
-            ignorable = ignorable_kinds(reader.schema)
-            batches = reader.read_all().combine_chunks().to_batches()
-        return [record for batch in batches for record in read_events(batch, ignorable)]
+            batches: list[pa.RecordBatch] = reader.read_all().combine_chunks().to_batches()
+        return batches

@@ -13,8 +13,6 @@ from kinlog.controller.cli import cli
 from kinlog.controller.watch_text import render_view
 from kinlog.lineage.segment import scan_segment, segment_name
 from kinlog.replay.watch.run import WatchedRun
-from kinlog.replay.watch.summary import RunView
-from kinlog.schemas.errors import LogDamagedError
 
 _CONFIG = """\
 dataset: {tasks: [{name: sums, generator: basic_arithmetic, agent: single}]}
@@ -127,26 +125,6 @@ def test_view_is_refreshed_until_ctrl_c_from_before_the_run_begins(tmp_path: Pat
     made[0].close()
     assert shown[0].startswith("no run yet: ")
     assert ["0 in flight" in text for text in shown[1:]] == [True, False]
-
-
-def test_log_that_changes_while_it_is_read_is_read_again_and_damage_is_refused(
-    run: DiskRun, shown: list[str], monkeypatch: pytest.MonkeyPatch
-):
-    damage = LogDamagedError("it changed", segment="s", offset_bytes=0, seq=1, expected="a", found="b")
-    outcomes = [damage, None, damage, damage]
-    look = WatchedRun.look
-
-    def looked(watched: WatchedRun) -> RunView:
-        outcome = outcomes.pop(0)
-        if outcome is not None:
-            raise outcome
-        return look(watched)
-
-    monkeypatch.setattr(WatchedRun, "look", looked)
-    with pytest.raises(LogDamagedError):
-        module._watch(run.directory.path, lambda seconds: None)
-    assert [text.split(":")[0].split()[0] for text in shown] == ["reading", "run", "reading"]
-    run.close()
 
 
 class _Terminal:

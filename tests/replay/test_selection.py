@@ -6,7 +6,7 @@ import pytest
 from kinlog_run_fixtures import Chance, DiskRun, TickingClock
 
 from kinlog.lineage.scan import LogScan, scan_log
-from kinlog.replay.selection import EventFilter, select_events
+from kinlog.replay.selection import EventFilter, Selector, select_events
 from kinlog.schemas.events import GroupReserved, RecordedEvent, RowsCleared, StepApplied, kind_of
 from kinlog.schemas.reasons import Reason
 
@@ -111,6 +111,26 @@ def test_a_sample_stands_for_all_groups_that_were_drawn_from_it(scan: LogScan):
     assert later == [record for _, record in expected[3:]]
     assert list(select_events(scan, EventFilter(sample_id=sample_id, group_id=groups[0] + 1))) == []
     assert list(select_events(scan, EventFilter(sample_id="no such sample"))) == []
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        EventFilter(),
+        EventFilter(first_seq=100, last_seq=140),
+        EventFilter(group_id=3, first_seq=20),
+        EventFilter(group_id=3, kinds=frozenset({"step_applied"})),
+        EventFilter(sample_id="row/4", first_seq=40),
+        EventFilter(sample_id="row/4", generation=1),
+        EventFilter(reasons=frozenset({Reason.TIMEOUT}), last_seq=200),
+    ],
+)
+def test_batch_after_batch_the_same_is_selected(scan: LogScan, selection: EventFilter):
+    selector = Selector(selection, scan.beginning())
+    pieces = [batch.slice(row, 7) for batch in scan.batches() for row in range(0, batch.num_rows, 7)]
+    selected = [record for piece in pieces for record in selector.events_of(piece)]
+    assert selected
+    assert selected == list(select_events(scan, selection))
 
 
 def test_nothing_fits_a_group_that_was_never_drawn(scan: LogScan):

@@ -4,17 +4,21 @@ import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 from kinlog_builders import FreeCut, append_now, directory_bytes, numbered, open_ledger, reopened
 from kinlog_run_fixtures import Chance, DiskRun
 
 from kinlog.lineage.compaction import compact_log
 from kinlog.lineage.ledger import Ledger
-from kinlog.lineage.scan import scan_log
+from kinlog.lineage.scan import LogScan, scan_log
 from kinlog.lineage.segment import scan_segment, segment_name
 from kinlog.lineage.store import LocalStore
 from kinlog.replay.checkpoints import find_checkpoints
+from kinlog.replay.watch import followed_log
 from kinlog.replay.watch.followed_log import FollowedLog
+from kinlog.schemas.errors import LogDamagedError
 from kinlog.schemas.events import RecordedEvent
 
 
@@ -114,6 +118,65 @@ def test_frame_that_is_half_written_is_not_there_yet(tmp_path: Path):
         assert not _new(log)
     path.write_bytes(whole)
     assert [record.seq for record in _new(log)] == [last.last_seq]
+
+
+def _flip(path: Path, frame: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[scan_segment(memoryview(data)).frames[frame].offset + 100] ^= 1
+    path.write_bytes(data)
+
+
+def test_damage_is_refused_as_soon_as_it_cannot_be_half_a_frame(tmp_path: Path):
+    path = tmp_path / "log" / segment_name(1, 0)
+    with open_ledger(tmp_path / "log") as ledger:
+        _append(ledger, 1)
+        log = FollowedLog(tmp_path / "log")
+        _append(ledger, 2)
+        _append(ledger, 3)
+        _flip(path, -2)
+        assert not _new(log)
+        with pytest.raises(LogDamagedError):
+            log.events()
+
+
+def test_torn_tail_that_stays_is_scanned_once(tmp_path: Path):
+    path = tmp_path / "log" / segment_name(1, 0)
+    with open_ledger(tmp_path / "log") as ledger:
+        _append(ledger, 1)
+        store = CountingStore()
+        log = FollowedLog(tmp_path / "log", store)
+        _append(ledger, 2)
+        whole = path.read_bytes()
+    _flip(path, -1)
+    data = bytearray(path.read_bytes())
+    end = scan_segment(memoryview(whole)).frames[-1].end
+    path.write_bytes(data[:end] + bytes(len(whole) - end))
+    store.whole.clear()
+    for _ in range(5):
+        assert not _new(log)
+    assert store.whole == [path.name]
+    path.write_bytes(whole)
+    assert [record.event for record in _new(log)] == [numbered(2)]
+
+
+def test_log_that_changes_while_it_is_scanned_is_scanned_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    damage = LogDamagedError("it changed", segment="s", offset_bytes=0, seq=1, expected="a", found="b")
+    failures = [damage]
+
+    def scanned(*arguments: Any, **options: Any) -> LogScan:
+        if failures:
+            raise failures.pop()
+        return scan_log(*arguments, **options)
+
+    monkeypatch.setattr(followed_log, "scan_log", scanned)
+    with open_ledger(tmp_path / "log") as ledger:
+        _append(ledger, 1)
+        assert FollowedLog(tmp_path / "log").tail.last.seq == 1
+    failures += [damage, damage]
+    with pytest.raises(LogDamagedError):
+        FollowedLog(tmp_path / "log")
 
 
 def test_what_an_older_life_wrote_past_a_take_over_is_said_to_be_no_history(tmp_path: Path):

@@ -161,11 +161,11 @@ def test_damage_that_stays_is_refused(tmp_path: Path):
         opened.close()
         path = log / segment_name(1, 0)
         data = bytearray(path.read_bytes())
-        data[scan_log(log).segments[0].frames[1].offset + 100] ^= 1
+        data[scan_log(log).segments[0].frames[-1].offset + 100] ^= 1
         path.write_bytes(data)
 
     with pytest.raises(LogDamagedError):
-        _Follower(log, damage)
+        _Follower(log, damage, lambda: None)
 
 
 def test_a_filter_and_an_end_hold_for_what_comes_as_well(tmp_path: Path):
