@@ -1,29 +1,27 @@
 """``kinlog at``: the state of a run at any point of its history. It needs the base install only."""
 
-import json
 from collections import Counter
 from pathlib import Path
 
 import click
 
-from kinlog.controller.time_option import time_value
+from kinlog.controller.command_parameters import echo_json, json_option, run_argument, time_value
 from kinlog.lineage.scan import scan_log
 from kinlog.lineage.state import GroupPhase, GroupState, Projection
 from kinlog.replay.at import Moment, find_seq, find_step, find_time, project_at
 from kinlog.replay.inspection import locate_run
 from kinlog.replay.plain_text import format_time, render_counts, render_sections, render_table
-from kinlog.replay.rendering import to_json_value
 
 __all__ = ["at_command"]
 
 
 @click.command("at")
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@run_argument()
 @click.option("--seq", type=click.IntRange(min=1), help="Just after this event.")
 @click.option("--step", type=click.IntRange(min=1), help="Just after this optimizer step was applied.")
 @click.option("--time", "time_us", metavar="TIME", callback=time_value, help="At this time: ISO 8601, UTC.")
 @click.option("--groups", is_flag=True, help="Also list the groups that were not forgotten.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@json_option()
 def at_command(
     run: Path, seq: int | None, step: int | None, time_us: int | None, groups: bool, as_json: bool
 ) -> None:
@@ -61,8 +59,7 @@ def at_command(
         moment = find_time(scan, time_us)
     projection, checkpoint = project_at(directory, scan, moment.seq)
     if as_json:
-        document = {"at": moment, "from_checkpoint": checkpoint, "projection": projection}
-        click.echo(json.dumps(to_json_value(document), indent=2, ensure_ascii=False))
+        echo_json({"at": moment, "from_checkpoint": checkpoint, "projection": projection})
         return
     click.echo(_render(moment, projection))
     if groups:

@@ -1,10 +1,11 @@
 """``kinlog explain``: what to do about an error or a symptom, from the runbook that is installed with kinlog."""
 
-import json
 import re
 from pathlib import Path
 
 import click
+
+from kinlog.controller.command_parameters import echo_json, json_option
 
 __all__ = ["explain_command", "runbook_sections"]
 
@@ -27,7 +28,7 @@ def _anchor(heading: str) -> str:
 
 @click.command("explain")
 @click.argument("code", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@json_option()
 def explain_command(code: str | None, as_json: bool) -> None:
     """Say what an error means, and what to do about it: CODE is what its message has in brackets, or a symptom.
 
@@ -41,9 +42,15 @@ def explain_command(code: str | None, as_json: bool) -> None:
     """
     sections = runbook_sections(RUNBOOK.read_text(encoding="utf-8"))
     if code is None:
-        click.echo(json.dumps(list(sections), indent=2) if as_json else "\n".join(sections))
+        if as_json:
+            echo_json(list(sections))
+        else:
+            click.echo("\n".join(sections))
         return
     section = sections.get(code.strip("[]"))
     if section is None:
         raise click.BadParameter(f"{code!r} is none of: {', '.join(sections)}", param_hint="CODE")
-    click.echo(json.dumps({"code": code, "text": section}, indent=2) if as_json else section, nl=as_json)
+    if as_json:
+        echo_json({"code": code, "text": section})
+    else:
+        click.echo(section, nl=False)

@@ -1,11 +1,11 @@
 """The commands about what was trained on: ``kinlog examples`` and ``kinlog diff``. They need the base install only."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
+from kinlog.controller.command_parameters import echo_json, json_option, run_argument
 from kinlog.controller.example_text import render_text, text_of_step
 from kinlog.lineage.scan import LogScan, scan_log
 from kinlog.replay.examples.difference import compare_examples, render_comparison
@@ -16,14 +16,12 @@ from kinlog.replay.rendering import to_json_value
 
 __all__ = ["diff_command", "examples_command"]
 
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-
 
 @click.command("examples")
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@run_argument()
 @click.option("--step", type=click.IntRange(min=1), required=True, help="The optimizer step.")
 @click.option("--text", is_flag=True, help="Also show the text, where the rows or the dataset are at hand.")
-@_json
+@json_option()
 def examples_command(run: Path, step: int, text: bool, as_json: bool) -> None:
     """Show what an optimizer step was trained on: its groups in order, and their siblings.
 
@@ -47,9 +45,7 @@ def examples_command(run: Path, step: int, text: bool, as_json: bool) -> None:
     texts = text_of_step(directory, found) if text else ()
     if as_json:
         document: Any = to_json_value(found)
-        if text:
-            document["text"] = to_json_value(texts)
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        echo_json(document | {"text": texts} if text else document)
         return
     click.echo(_render(found))
     if text:
@@ -57,10 +53,10 @@ def examples_command(run: Path, step: int, text: bool, as_json: bool) -> None:
 
 
 @click.command("diff")
-@click.argument("run_a", metavar="RUN_A", type=click.Path(path_type=Path))
-@click.argument("run_b", metavar="RUN_B", type=click.Path(path_type=Path))
+@run_argument("run_a")
+@run_argument("run_b")
 @click.option("--all", "everything", is_flag=True, help="List every difference, and not only the first ten.")
-@_json
+@json_option()
 def diff_command(run_a: Path, run_b: Path, everything: bool, as_json: bool) -> None:
     """Compare what two runs were trained on, step by step. Exit code 1 if they differ.
 
@@ -72,7 +68,7 @@ def diff_command(run_a: Path, run_b: Path, everything: bool, as_json: bool) -> N
     comparison = compare_examples(*(trained_examples(scan.events(), scan.beginning()) for scan in scans))
     if as_json:
         document: Any = to_json_value(comparison)
-        click.echo(json.dumps({"same": comparison.same, **document}, indent=2, ensure_ascii=False))
+        echo_json({"same": comparison.same, **document})
     else:
         click.echo(render_comparison(comparison, limit=None if everything else 10))
         for run, scan in zip((run_a, run_b), scans, strict=True):

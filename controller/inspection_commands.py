@@ -3,13 +3,13 @@
 They need the base install only, take no lock and change nothing of the run.
 """
 
-import json
 from pathlib import Path
 from typing import Literal
 
 import click
 import msgspec
 
+from kinlog.controller.command_parameters import echo_json, json_option, run_argument
 from kinlog.controller.inspection_text import (
     render_segments,
     render_statistics,
@@ -29,18 +29,11 @@ from kinlog.replay.recovery.kill_loss import render_loss
 from kinlog.replay.recovery.offline_plan import plan_offline
 from kinlog.replay.recovery.plan import RecoveryPolicy
 from kinlog.replay.recovery.report import render_redone, render_report
-from kinlog.replay.rendering import JsonValue, to_json_value
+from kinlog.replay.rendering import to_json_value
 from kinlog.schemas.config import load_config
 from kinlog.schemas.errors import CheckpointError, LogDamagedError, TransitionError
 
 __all__ = ["log_commands", "plan_command", "audit_command"]
-
-_run = click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-
-
-def _echo_json(value: JsonValue) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 @click.group("log")
@@ -53,8 +46,8 @@ def log_commands() -> None:
 
 
 @log_commands.command("ls")
-@_run
-@_json
+@run_argument()
+@json_option()
 def ls_command(run: Path, as_json: bool) -> None:
     """List the segments of a log, after verifying them.
 
@@ -77,12 +70,12 @@ def ls_command(run: Path, as_json: bool) -> None:
     scan = scan_log(locate_run(run).log)
     segments = list_segments(scan)
     if as_json:
-        _echo_json(
+        echo_json(
             {
                 "log": str(scan.directory),
                 "run_id": scan.run_id,
                 "log_id": scan.log_id,
-                "segments": to_json_value(segments),
+                "segments": segments,
             }
         )
     else:
@@ -90,8 +83,8 @@ def ls_command(run: Path, as_json: bool) -> None:
 
 
 @log_commands.command("stats")
-@_run
-@_json
+@run_argument()
+@json_option()
 def stats_command(run: Path, as_json: bool) -> None:
     """Count what a log holds: groups, siblings, tokens, steps, checkpoints, restarts.
 
@@ -102,7 +95,7 @@ def stats_command(run: Path, as_json: bool) -> None:
     """
     statistics = collect_statistics(scan_log(locate_run(run).log))
     if as_json:
-        _echo_json(to_json_value(statistics))
+        echo_json(statistics)
     else:
         click.echo(render_statistics(statistics))
 
@@ -111,8 +104,8 @@ log_commands.add_command(show_command)
 
 
 @log_commands.command("verify")
-@_run
-@_json
+@run_argument()
+@json_option()
 def verify_command(run: Path, as_json: bool) -> None:
     """Verify every byte of a log, fold its events, compare the checkpoints with it, and say what to do.
 
@@ -134,7 +127,7 @@ def verify_command(run: Path, as_json: bool) -> None:
     if as_json:
         document = to_json_value(verification)
         assert isinstance(document, dict)
-        _echo_json({"sound": verification.sound, **document})
+        echo_json({"sound": verification.sound, **document})
     else:
         click.echo(render_verification(verification))
     damage = verification.damage
@@ -157,7 +150,7 @@ def verify_command(run: Path, as_json: bool) -> None:
 
 
 @log_commands.command("salvage")
-@_run
+@run_argument()
 @click.option(
     "-o",
     "--output",
@@ -171,7 +164,7 @@ def verify_command(run: Path, as_json: bool) -> None:
     is_flag=True,
     help="Also write what is left out: its bytes, and its events as JSON lines. They cannot be replayed.",
 )
-@_json
+@json_option()
 def salvage_command(run: Path, target: Path, export: bool, as_json: bool) -> None:
     """Copy what can still be replayed of a damaged log to another directory, and say what is left out.
 
@@ -191,7 +184,7 @@ def salvage_command(run: Path, target: Path, export: bool, as_json: bool) -> Non
     """
     salvage = salvage_log(locate_run(run), target, export=export)
     if as_json:
-        _echo_json(to_json_value(salvage))
+        echo_json(salvage)
     else:
         click.echo(render_salvage(salvage))
     if not salvage.events:
@@ -199,8 +192,8 @@ def salvage_command(run: Path, target: Path, export: bool, as_json: bool) -> Non
 
 
 @click.command("plan")
-@_run
-@_json
+@run_argument()
+@json_option()
 @click.option("--checkpoint", metavar="NAME", help="From this checkpoint, instead of the newest usable one.")
 @click.option(
     "--missing-rows",
@@ -258,13 +251,7 @@ def plan_command(
         evict=lambda p, ready: [] if sampler is None else evictions(sampler, p, ready),
     )
     if as_json:
-        _echo_json(
-            {
-                "report": to_json_value(offline.report),
-                "loss": to_json_value(offline.loss),
-                "plan": to_json_value(offline.plan),
-            }
-        )
+        echo_json({"report": offline.report, "loss": offline.loss, "plan": offline.plan})
         return
     click.echo(f"{render_report(offline.report)}\n\n{render_loss(offline.loss)}")
     if siblings:
@@ -272,8 +259,8 @@ def plan_command(
 
 
 @click.command("audit")
-@_run
-@_json
+@run_argument()
+@json_option()
 @click.option(
     "--list",
     "listed",
@@ -309,13 +296,13 @@ def audit_command(run: Path, as_json: bool, listed: bool, reward_steps: int) -> 
         assert isinstance(document, dict)
         if not listed:
             del document["given_up"]
-        facts: dict[str, JsonValue] = {
+        facts = {
             "holds": audit.holds,
-            "failures": list(audit.failures),
-            "attempts_redone": to_json_value(audit.given_up_by_reason(dropped=False)),
-            "siblings_dropped": to_json_value(audit.given_up_by_reason(dropped=True)),
+            "failures": audit.failures,
+            "attempts_redone": audit.given_up_by_reason(dropped=False),
+            "siblings_dropped": audit.given_up_by_reason(dropped=True),
         }
-        _echo_json(facts | document)
+        echo_json(facts | document)
     else:
         click.echo(render_audit(audit, listed=listed))
     if not audit.holds:

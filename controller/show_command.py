@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from kinlog.controller.time_option import time_value
+from kinlog.controller.command_parameters import json_option, run_argument, time_value
 from kinlog.lineage.scan import scan_log
 from kinlog.replay.inspection import locate_run
 from kinlog.replay.rendering import LINE_COLUMNS, event_line, event_object
@@ -24,7 +24,7 @@ _POLL_S = 0.5
 
 
 @click.command("show")
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@run_argument()
 @click.option("--group", "group_id", type=click.IntRange(min=0), help="Only this group, with its steps.")
 @click.option("--generation", type=click.IntRange(min=0), help="Only this sibling of a group.")
 @click.option(
@@ -59,7 +59,7 @@ _POLL_S = 0.5
     "--until", "until_us", metavar="TIME", callback=time_value, help="Recorded at this time or earlier."
 )
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is recorded from now on. Ctrl-C ends it.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line, with every field.")
+@json_option("Print one JSON object a line, with every field.")
 def show_command(
     run: Path,
     group_id: int | None,

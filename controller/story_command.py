@@ -1,14 +1,13 @@
 """``kinlog why``: the story of a group in plain sentences. It needs the base install only."""
 
-import json
 from pathlib import Path
 
 import click
 
+from kinlog.controller.command_parameters import echo_json, json_option, run_argument
 from kinlog.lineage.scan import scan_log
 from kinlog.replay.inspection import locate_run
 from kinlog.replay.plain_text import format_time, render_paragraph
-from kinlog.replay.rendering import to_json_value
 from kinlog.replay.story.story import Story, tell_story
 from kinlog.schemas.config import load_config
 
@@ -25,9 +24,9 @@ def _group_and_generation(ctx: click.Context, param: click.Parameter, value: str
 
 
 @click.command("why")
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@run_argument()
 @click.argument("sibling", metavar="GROUP[/GENERATION]", callback=_group_and_generation)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@json_option()
 def why_command(run: Path, sibling: tuple[int, int | None], as_json: bool) -> None:
     """Tell what became of a group, or of one of its siblings, and why: event by event, in plain sentences.
 
@@ -48,7 +47,7 @@ def why_command(run: Path, sibling: tuple[int, int | None], as_json: bool) -> No
     recovery = config.rollout_recovery if config is not None else None
     story = tell_story(scan_log(directory.log), *sibling, recovery=recovery)
     if as_json:
-        click.echo(json.dumps(to_json_value(story), indent=2, ensure_ascii=False))
+        echo_json(story)
     else:
         click.echo(_render(story))
 

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
@@ -15,10 +14,10 @@ from typing import Any, Literal
 import click
 import msgspec
 
+from kinlog.controller.command_parameters import echo_json, json_option, run_argument
 from kinlog.lineage.scan import LogScan, scan_log
 from kinlog.replay.inspection import locate_run
 from kinlog.replay.plain_text import format_bytes, format_count, render_table
-from kinlog.replay.rendering import to_json_value
 from kinlog.replay.views.catalogue import VIEWS, describe_views
 from kinlog.replay.views.export import EXPORT_FORMATS, export_views
 from kinlog.replay.views.reading import dropped_note
@@ -28,8 +27,6 @@ __all__ = ["export_command", "sql_command"]
 
 #: More rows are no text for people.
 _MAX_TEXT_ROWS = 1000
-
-_run = click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
 
 
 def _show_views(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -42,9 +39,9 @@ def _show_views(context: click.Context, _: click.Parameter, wanted: bool) -> Non
 
 
 @click.command("sql")
-@_run
+@run_argument()
 @click.argument("query", metavar="QUERY")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON array with an object for each row.")
+@json_option("Print a JSON array with an object for each row.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values, with a header.")
 @click.option(
     "--allow-files", is_flag=True, help="Let the query read and write files, and spill to disk what is large."
@@ -99,7 +96,7 @@ def sql_command(run: Path, query: str, as_json: bool, as_csv: bool, allow_files:
 
 
 @click.command("export")
-@_run
+@run_argument()
 @click.option(
     "-o",
     "--output",
@@ -123,7 +120,7 @@ def sql_command(run: Path, query: str, as_json: bool, as_csv: bool, allow_files:
     type=click.Choice(list(VIEWS)),
     help="Only this view. Repeatable.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@json_option()
 def export_command(
     run: Path,
     target: Path,
@@ -144,7 +141,7 @@ def export_command(
         _scan(run), target, names=tuple(dict.fromkeys(names)) or tuple(VIEWS), file_format=file_format
     )
     if as_json:
-        click.echo(json.dumps(to_json_value(exported), indent=2, ensure_ascii=False))
+        echo_json(exported)
         return
     rows = [(str(one.path), f"{one.rows:,}", format_bytes(one.size_bytes)) for one in exported]
     click.echo(render_table(("file", "rows", "size"), rows, right=(1, 2)))

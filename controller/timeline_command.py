@@ -1,17 +1,16 @@
 """``kinlog timeline``: a run as a picture. It needs the base install only, and Pillow for ``--png``."""
 
 import gzip
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
+from kinlog.controller.command_parameters import echo_json, json_option, run_argument
 from kinlog.lineage.scan import scan_log
 from kinlog.lineage.store import LocalStore, replace_durably
 from kinlog.replay.inspection import locate_run
 from kinlog.replay.plain_text import format_bytes
-from kinlog.replay.rendering import JsonValue, to_json_value
 from kinlog.replay.timeline.building import build_timeline
 from kinlog.replay.timeline.html_page import render_page
 from kinlog.replay.timeline.perfetto import render_trace
@@ -25,7 +24,7 @@ _file = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command("timeline")
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@run_argument()
 @click.option(
     "-o",
     "--output",
@@ -37,7 +36,7 @@ _file = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--perfetto", type=_file, help="Write a trace for ui.perfetto.dev; compressed, if its name ends with .gz."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON instead of text.")
+@json_option("Print the summary as JSON instead of text.")
 def timeline_command(
     run: Path, page: Path | None, png: Path | None, perfetto: Path | None, as_json: bool
 ) -> None:
@@ -65,8 +64,7 @@ def timeline_command(
     for path, content in written.items():
         replace_durably(LocalStore(), path, content)
     if as_json:
-        summary: JsonValue = to_json_value(timeline.summary)
-        click.echo(json.dumps(summary, indent=2, ensure_ascii=False))
+        echo_json(timeline.summary)
         return
     click.echo(render_summary(timeline.summary))
     if written:

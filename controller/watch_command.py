@@ -1,6 +1,5 @@
 """The command that shows a run as it goes on: ``kinlog watch``. It needs the base install only, and only reads."""
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -11,8 +10,8 @@ import click
 from rich.live import Live
 from rich.text import Text
 
+from kinlog.controller.command_parameters import echo_json, json_option, run_argument
 from kinlog.controller.watch_text import render_view
-from kinlog.replay.rendering import to_json_value
 from kinlog.replay.watch.run import WatchedRun
 from kinlog.schemas.errors import RunNotFoundError
 
@@ -22,9 +21,9 @@ _REFRESH_S = 1.0
 
 
 @click.command("watch")
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@run_argument()
 @click.option("--once", is_flag=True, help="Show how it is now, and end.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document with how it is now, and end.")
+@json_option("Print one JSON document with how it is now, and end.")
 def watch_command(run: Path, once: bool, as_json: bool) -> None:
     """Show a run as it goes on: where it is, how fast, what is in flight, and what a kill would cost now.
 
@@ -40,7 +39,7 @@ def watch_command(run: Path, once: bool, as_json: bool) -> None:
       kinlog watch runs/first --json | jq .kill
     """
     if as_json:
-        click.echo(json.dumps(to_json_value(WatchedRun(run).look()), indent=2, ensure_ascii=False))
+        echo_json(WatchedRun(run).look())
     elif once or not sys.stdout.isatty():
         click.echo(render_view(WatchedRun(run).look()))
     else:
