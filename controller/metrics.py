@@ -2,56 +2,11 @@
 from here."""
 
 from kinlog.controller.metric_kinds import Kind, Label, Metric, Scope
-from kinlog.lineage.state import GroupPhase
+from kinlog.controller.metric_labels import CHECKPOINT, CUT, PHASE, REASON, RECOVERY_PHASE
 from kinlog.schemas.events import EVENT_TYPES
-from kinlog.schemas.reasons import CheckpointKind, FinishReason, Partition, Reason, Validity
+from kinlog.schemas.reasons import FinishReason, Partition, Validity
 
 __all__ = ["METRICS"]
-
-
-_REASON = Label("reason", tuple(reason.value for reason in Reason))
-_PHASE = Label(
-    "phase", tuple(phase.value for phase in GroupPhase if phase.value not in ("applied", "parked"))
-)
-_CHECKPOINT = Label("kind", tuple(kind.value for kind in CheckpointKind))
-_CUT = Label(
-    "kind",
-    (
-        "admit",
-        "apply",
-        "checkpoint",
-        "checkpoint_committed",
-        "checkpoint_failed",
-        "claim",
-        "close",
-        "dispatch",
-        "exhausted",
-        "finalize",
-        "finalize_failed",
-        "finalized",
-        "preempt",
-        "reject",
-        "reserve",
-        "restore",
-        "seal",
-        "start",
-    ),
-)
-_RECOVERY_PHASE = Label(
-    "phase",
-    (
-        "verify_log",
-        "choose_checkpoint",
-        "check_prompts",
-        "data_plane_start",
-        "data_plane_load",
-        "inventory",
-        "put_rows_back",
-        "plan",
-        "start_workers",
-        "write_plan",
-    ),
-)
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _LONG_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
@@ -108,7 +63,7 @@ STEPS_SHRUNK = _metric(
     Kind.COUNTER,
     "steps",
     "Steps trained on fewer groups than configured.",
-    _REASON,
+    REASON,
 )
 RESTARTS = _metric(
     "progress",
@@ -173,16 +128,16 @@ GROUPS_DROPPED = _metric(
     Kind.COUNTER,
     "groups",
     "Groups that left untrained.",
-    _REASON,
+    REASON,
     scope=Scope.RUN,
 )
 GROUPS_PARKED = _metric(
-    "groups", "groups_parked_total", Kind.COUNTER, "groups", "Groups that were set aside.", _REASON
+    "groups", "groups_parked_total", Kind.COUNTER, "groups", "Groups that were set aside.", REASON
 )
 FINALIZE_FAILURES = _metric(
-    "groups", "finalize_failures_total", Kind.COUNTER, "calls", "Finalizes that came to nothing.", _REASON
+    "groups", "finalize_failures_total", Kind.COUNTER, "calls", "Finalizes that came to nothing.", REASON
 )
-LIVE_GROUPS = _metric("groups", "live_groups", Kind.GAUGE, "groups", "Groups that hold a permit.", _PHASE)
+LIVE_GROUPS = _metric("groups", "live_groups", Kind.GAUGE, "groups", "Groups that hold a permit.", PHASE)
 PERMITS = _metric(
     "groups", "permits", Kind.GAUGE, "groups", "How many may be live (rollout.max_live_groups)."
 )
@@ -249,7 +204,7 @@ SUPERSEDED = _metric(
     Kind.COUNTER,
     "attempts",
     "Attempts given up: their siblings are redone, or leave with their group.",
-    _REASON,
+    REASON,
     scope=Scope.RUN,
 )
 LATE_RESULTS = _metric(
@@ -258,7 +213,7 @@ LATE_RESULTS = _metric(
     Kind.COUNTER,
     "results",
     "Results that came too late, and were rejected.",
-    _REASON,
+    REASON,
 )
 IN_FLIGHT = _metric(
     "siblings", "siblings_in_flight", Kind.GAUGE, "siblings", "Siblings that a worker was sent."
@@ -311,7 +266,7 @@ WORKER_REQUESTS_WAITING = _metric(
 # ---- barrier ------------------------------------------------------------------------------------------------------------
 
 CUTS = _metric(
-    "barrier", "cuts_total", Kind.COUNTER, "cuts", "Cuts and exclusive holds that were entered.", _CUT
+    "barrier", "cuts_total", Kind.COUNTER, "cuts", "Cuts and exclusive holds that were entered.", CUT
 )
 CUT_WAITS = _metric(
     "barrier",
@@ -319,13 +274,13 @@ CUT_WAITS = _metric(
     Kind.COUNTER,
     "cuts",
     "Those that were blocked: by an exclusive hold, or as one by cuts.",
-    _CUT,
+    CUT,
 )
 CUT_WAIT_SECONDS = _metric(
-    "barrier", "cut_wait_seconds_total", Kind.COUNTER, "seconds", "For how long, all together.", _CUT
+    "barrier", "cut_wait_seconds_total", Kind.COUNTER, "seconds", "For how long, all together.", CUT
 )
 CUT_MAX_WAIT_SECONDS = _metric(
-    "barrier", "cut_max_wait_seconds", Kind.GAUGE, "seconds", "The longest of these waits in this life.", _CUT
+    "barrier", "cut_max_wait_seconds", Kind.GAUGE, "seconds", "The longest of these waits in this life.", CUT
 )
 CUT_HELD_SECONDS = _metric(
     "barrier",
@@ -333,7 +288,7 @@ CUT_HELD_SECONDS = _metric(
     Kind.COUNTER,
     "seconds",
     "How long they were held, all together.",
-    _CUT,
+    CUT,
 )
 
 # ---- checkpoints --------------------------------------------------------------------------------------------------------
@@ -344,7 +299,7 @@ CHECKPOINTS = _metric(
     Kind.COUNTER,
     "checkpoints",
     "Checkpoints that were taken.",
-    _CHECKPOINT,
+    CHECKPOINT,
 )
 CHECKPOINT_FAILURES = _metric(
     "checkpoints",
@@ -352,7 +307,7 @@ CHECKPOINT_FAILURES = _metric(
     Kind.COUNTER,
     "checkpoints",
     "Checkpoints that were given up.",
-    _REASON,
+    REASON,
 )
 CHECKPOINT_SECONDS = _metric(
     "checkpoints",
@@ -360,7 +315,7 @@ CHECKPOINT_SECONDS = _metric(
     Kind.HISTOGRAM,
     "seconds",
     "From the beginning of a save until it was complete and durable.",
-    _CHECKPOINT,
+    CHECKPOINT,
     buckets=_LONG_SECONDS,
 )
 CHECKPOINT_HOLD_SECONDS = _metric(
@@ -369,7 +324,7 @@ CHECKPOINT_HOLD_SECONDS = _metric(
     Kind.HISTOGRAM,
     "seconds",
     "How much of that no cut was open anywhere. What it blocked: cut_waits_total.",
-    _CHECKPOINT,
+    CHECKPOINT,
     buckets=_SECONDS,
 )
 CHECKPOINT_AGE = _metric(
@@ -383,7 +338,7 @@ CHECKPOINT_AGE = _metric(
 # ---- recovery -----------------------------------------------------------------------------------------------------------
 
 RECOVERY_SECONDS = _metric(
-    "recovery", "recovery_seconds", Kind.GAUGE, "seconds", "What this life's restart took.", _RECOVERY_PHASE
+    "recovery", "recovery_seconds", Kind.GAUGE, "seconds", "What this life's restart took.", RECOVERY_PHASE
 )
 RECOVERY_SIBLINGS = _metric(
     "recovery",
@@ -433,7 +388,7 @@ ROWS_CLEARED = _metric(
     "rows",
     "Rows removed from the data plane.",
     Label("partition", tuple(partition.value for partition in Partition)),
-    _REASON,
+    REASON,
 )
 EVENT_LOOP_LAG = _metric(
     "log",
