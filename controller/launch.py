@@ -14,8 +14,9 @@ from kinlog.controller.metrics_run import refuse_missing_extra
 from kinlog.controller.overrides import refuse_unknown_overrides
 from kinlog.controller.progress import checkpoint_line, step_line
 from kinlog.controller.progress_output import ProgressOutput
+from kinlog.controller.run_status import RunStatus
 from kinlog.controller.samplers import build_sampler
-from kinlog.controller.single_controller import RunStatus, SingleController
+from kinlog.controller.single_controller import SingleController
 from kinlog.controller.stop_signals import StopSignals
 from kinlog.controller.watching import News, watch
 from kinlog.controller.worker_interpreter import worker_interpreter

@@ -1,7 +1,7 @@
 """What ``kinlog train`` says of a run as it goes on, as text: one line for each thing that happened."""
 
 from kinlog.controller.checkpoint import SavedCheckpoint
-from kinlog.controller.single_controller import RunStatus
+from kinlog.controller.run_status import RunStatus
 from kinlog.replay.plain_text import format_count, format_duration, render_counts
 from kinlog.replay.recovery.report import RecoveryReport
 from kinlog.schemas.orders import TrainMetrics

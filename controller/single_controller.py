@@ -4,18 +4,16 @@ import asyncio
 import os
 import socket
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version as package_version
 from typing import TypeVar
-
-import msgspec
 
 from kinlog.controller.barrier import Barrier, BarrierCut
 from kinlog.controller.changes import Changes
 from kinlog.controller.checkpoint import Checkpointer, SavedCheckpoint
 from kinlog.controller.group_driver import GroupDriver
 from kinlog.controller.journal_keeping import JournalKeeper
+from kinlog.controller.log_opening import begin_log, go_on_with_log
 from kinlog.controller.metrics_run import RunMetrics
 from kinlog.controller.overrides import refuse_unknown_overrides
 from kinlog.controller.preemption import ask_to_stop, end_when_asked
@@ -24,6 +22,7 @@ from kinlog.controller.protocols import DataPlane, Parts, Workers
 from kinlog.controller.recovery import PhaseTimes, Restored, carry_out, restore_data_plane
 from kinlog.controller.rollout_checkpoints import RolloutCheckpoints
 from kinlog.controller.rollout_pump import RolloutPump
+from kinlog.controller.run_status import RunStatus, status_of
 from kinlog.controller.runtime import Runtime
 from kinlog.controller.samplers import build_sampler
 from kinlog.controller.supervise import probe_health, supervise, watch_progress
@@ -31,48 +30,20 @@ from kinlog.controller.train_pump import TrainPump
 from kinlog.controller.worker_budget import WorkerBudget
 from kinlog.lineage.journal import PROGRESS
 from kinlog.lineage.ledger import Ledger
-from kinlog.lineage.log import OpenedLog, create_log, lock_log, open_log
+from kinlog.lineage.log import OpenedLog, lock_log
 from kinlog.lineage.run_directory import RunDirectory
-from kinlog.lineage.scan import scan_log
 from kinlog.lineage.state import Projection
 from kinlog.lineage.store import LocalStore, replace_durably
 from kinlog.replay.recovery.report import RecoveryReport, build_report
 from kinlog.replay.recovery.restore import restored_event, verify_run
 from kinlog.schemas.config import RunConfig, config_digest, dump_config
-from kinlog.schemas.errors import LogWriteError, RunExistsError, RunNotFoundError, StalledError
+from kinlog.schemas.errors import RunNotFoundError, StalledError
 from kinlog.schemas.events import CheckpointCommitted, Event, RunOpened, WriterClosed, WriterOpened
 from kinlog.schemas.orders import TrainMetrics
 
-__all__ = ["SingleController", "RunStatus"]
+__all__ = ["SingleController"]
 
 T = TypeVar("T")
-
-
-class RunStatus(msgspec.Struct, frozen=True):
-    """A glance at a running controller, for those who show progress."""
-
-    train_step: int
-    max_steps: int
-    weight_version: int
-    phases: dict[str, int]
-    """Group phase -> live groups."""
-    running_siblings: int
-    sealed_siblings: int
-    """In live groups."""
-    drawn: int
-    applied: int
-    dropped: int
-    sealed_tokens_total: int
-    appended_seq: int
-    durable_seq: int
-    mean_staleness: float
-    max_staleness: int
-    """Weight versions that the oldest tokens of live groups are behind."""
-    tokens_per_second: float
-    """Completion tokens sealed over the last minute."""
-    seconds_per_step: float | None
-    eta_s: float | None
-    """Until the last step; ``None`` while the pace is not known."""
 
 
 class SingleController:
@@ -144,7 +115,7 @@ class SingleController:
         self._data_plane = await self._start_data_plane()
         workers = await self._start_phase("attaching the workers", self._parts.start_workers())
         await self._start_phase("publishing the first weights", workers.trainer.publish(0))
-        opened = self._begin_log()
+        opened = begin_log(self._directory.log, self._config.log, version=self._version, store=self._store)
         self._opened = opened
         self._store.make_directory(self._directory.checkpoints)
         self._write_config()
@@ -180,24 +151,6 @@ class SingleController:
         """Keep the configuration beside the log: ``kinlog plan`` makes its choices by it."""
         replace_durably(self._store, self._directory.config, dump_config(self._config).encode())
         self._store.sync_directory(self._directory.path)
-
-    def _begin_log(self) -> OpenedLog:
-        """Create the log, or take up one whose creation was killed before its first event."""
-        try:
-            return create_log(
-                self._directory.log,
-                log_id=uuid.uuid4().hex,
-                run_id=uuid.uuid4().hex[:16],
-                writer_version=self._version,
-                settings=self._config.log,
-                store=self._store,
-            )
-        except RunExistsError:
-            if scan_log(self._directory.log, store=self._store).end.seq:
-                raise
-        return open_log(
-            self._directory.log, writer_version=self._version, settings=self._config.log, store=self._store
-        )
 
     async def resume(
         self, *, checkpoint: str | None = None, discard_rollouts: bool = False
@@ -257,19 +210,14 @@ class SingleController:
             lock.release()
             raise
         # From here on the run is written to.
-        self._opened = open_log(
+        self._opened = go_on_with_log(
             self._directory.log,
-            writer_version=self._version,
-            settings=self._config.log,
+            self._config.log,
+            version=self._version,
+            store=self._store,
             lock=lock,
             scan=scan,
-            store=self._store,
         )
-        if self._opened.scan.end != scan.end:
-            raise LogWriteError(
-                f"the log in {self._directory.log} grew from seq {scan.end.seq} to {self._opened.scan.end.seq} while "
-                "it was read: another process writes it. Stop that one, then resume."
-            )
         runtime = self._assemble(self._opened, workers, point.at_end, point.at_checkpoint)
         assert self._checkpointer is not None
         with times.phase("write plan"):
@@ -420,33 +368,7 @@ class SingleController:
     def status(self) -> RunStatus:
         """Return a glance at the run."""
         assert self._runtime is not None, "start() or resume() comes first"
-        p, writer = self._runtime.projection, self._runtime.ledger.writer
-        live = list(p.live_groups())
-        phases: dict[str, int] = {}
-        for group in live:
-            phases[group.phase.value] = phases.get(group.phase.value, 0) + 1
-        siblings = [sibling for group in live for sibling in group.siblings.values()]
-        behind = [p.weight_version - group.min_weight_version for group in live]
-        now_us, max_steps = self._runtime.clock_us(), self._config.trainer.max_steps
-        return RunStatus(
-            train_step=p.train_step,
-            max_steps=max_steps,
-            weight_version=p.weight_version,
-            phases=phases,
-            running_siblings=sum(sibling.running for sibling in siblings),
-            sealed_siblings=sum(sibling.sealed is not None for sibling in siblings),
-            drawn=p.drawn_total,
-            applied=p.applied_total,
-            dropped=p.dropped_total,
-            sealed_tokens_total=p.sealed_tokens_total,
-            appended_seq=writer.last_seq,
-            durable_seq=writer.acknowledged_seq,
-            mean_staleness=sum(behind) / len(behind) if behind else 0.0,
-            max_staleness=max(behind, default=0),
-            tokens_per_second=self.metrics.tokens_per_second(now_us),
-            seconds_per_step=self.metrics.pace.seconds_per_step,
-            eta_s=self.metrics.pace.seconds_to(max_steps, now_us=now_us),
-        )
+        return status_of(self._runtime, self.metrics)
 
     async def close(self, *, cleanly: bool) -> None:
         """Close log and data plane. ``cleanly``: the run ended, and the log says so."""

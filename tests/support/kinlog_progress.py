@@ -1,6 +1,6 @@
 """A glance at a run, for those who show one."""
 
-from kinlog.controller.single_controller import RunStatus
+from kinlog.controller.run_status import RunStatus
 
 STATUS = RunStatus(
     train_step=7,
