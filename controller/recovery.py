@@ -3,6 +3,7 @@
 Until the plan stands, nothing of the run is changed: a refusal leaves everything as it was.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from kinlog.lineage.ledger import Cut
 from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.scan import LogScan
 from kinlog.lineage.state import GroupState, Projection
+from kinlog.lineage.store import LocalStore
 from kinlog.replay.recovery.capacity import groups_over_capacity
 from kinlog.replay.recovery.held_rows import HeldRows
 from kinlog.replay.recovery.inventory import Inventory
@@ -23,6 +25,7 @@ from kinlog.replay.recovery.journal import rows_to_put_back
 from kinlog.replay.recovery.larger_steps import refuse_unfillable_step
 from kinlog.replay.recovery.plan import RecoveryPlan, RecoveryPolicy
 from kinlog.replay.recovery.planning import plan_recovery
+from kinlog.replay.recovery.progress import Resumed, resumed_by
 from kinlog.replay.recovery.restore import RestorePoint, restore_points, restored_projection
 from kinlog.schemas.config import RunConfig
 from kinlog.schemas.errors import (
@@ -71,6 +74,8 @@ class Restored(NamedTuple):
     plan: RecoveryPlan
     put_back: PutBack
     """What the row journal gave back before the plan was made."""
+    resumed: Resumed
+    """What the next attempts go on from."""
 
 
 async def restore_data_plane(
@@ -209,7 +214,11 @@ async def _plan(
             is_stale=lambda group: sampler.is_stale(restored, group),
             evict=evict,
         )
-    return Restored(point, restored, data_plane, plan, put_back)
+    with times.phase("read progress"):
+        resumed = await asyncio.to_thread(
+            resumed_by, plan, restored, LocalStore(), directory.progress, max_resumes=policy.max_resumes
+        )
+    return Restored(point, restored, data_plane, plan, put_back, resumed)
 
 
 async def _take_inventory(data_plane: DataPlane) -> Inventory:

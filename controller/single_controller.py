@@ -222,6 +222,9 @@ class SingleController:
         assert self._checkpointer is not None
         with times.phase("write plan"):
             await asyncio.to_thread(self._checkpointer.clear_leavings)
+            if discard_rollouts:
+                # Of unfinished ones, too: nothing may be gone on from.
+                await asyncio.to_thread(self._progress.drop_all)
             self._write_config()
             async with self._barrier.exclusive("restore") as cut:
                 await self._write_restart(runtime, cut, restored)
@@ -239,6 +242,7 @@ class SingleController:
             step_before=step_before,
             quarantined_bytes=sum(event.quarantined_bytes for event in self._opened.repaired),
             rows_put_back=restored.put_back.num_rows,
+            resumed=restored.resumed,
             seconds=times.seconds,
         )
 

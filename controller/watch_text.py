@@ -135,7 +135,7 @@ def _kill(kill: KillCost, row_journal: bool | None, state: RunState) -> list[tup
     with_journal, without = f"{back}, nothing sealed is generated again", f"{back}, {redone}"
     on, off = {True: (" (on)", ""), False: ("", " (off)"), None: ("", "")}[row_journal]
     when = "a kill now" if state is RunState.RUNNING else "a restart"
-    in_flight = f"{flying} in flight, {format_duration(kill.seconds_in_flight)} of generation, redone"
+    in_flight = f"{flying} in flight, {format_duration(kill.seconds_in_flight)} of generation, cut off"
     return [
         (when, f"goes back to {kill.checkpoint or 'the start of the run'}; {in_flight}"),
         (f"with journal{on}", with_journal),

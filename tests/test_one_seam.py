@@ -1,7 +1,8 @@
 """Everything that kinlog writes goes through ``lineage/store.py``: what is tested there, with faults and crashes, is all there is.
 
 Payload files that the trainer writes with its own library are the exception: whoever commits the checkpoint makes them
-durable through the store. The data plane's are written by TransferQueue itself, out of sight here.
+durable through the store. The data plane's are written by TransferQueue itself, out of sight here. What vLLM is handed, a
+model to start with and weights in memory, is gone as soon as it has been read.
 """
 
 import ast
@@ -13,13 +14,19 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("schemas", "lineage", "replay", "controller", "workers")
 SEAM = "lineage/store.py"
 
-PAYLOAD = {"workers/trainer.py": {"mkdir", "save_file", "write_bytes"}}
+PAYLOAD = {
+    "workers/trainer.py": {"mkdir", "save_file", "write_bytes"},
+    "workers/vllm_start.py": {"tempfile.TemporaryDirectory"},
+    "workers/vllm_weights.py": {"os.memfd_create", "os.close", "open"},
+}
 """Files that write payload, and the calls that they do it with."""
 
 #: Modules whose functions change files, and what of them only looks.
 MODULES = {
     "os": {
         "_exit",
+        "access",
+        "pidfd_open",
         "getpid",
         "listdir",
         "path",

@@ -87,7 +87,7 @@ class OpenAIEndpoint:
 
     async def close(self) -> None:
         """Answer nobody any more. Harmless if it was never started."""
-        for session in self._sessions.values():
+        for session in tuple(self._sessions.values()):
             await session.end()
         if self._runner is not None:
             await self._runner.cleanup()

@@ -7,7 +7,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,7 +21,7 @@ from kinlog.workers.tokenizer import Tokenizer
 from kinlog.workers.vllm_engine import ServedModel, VllmEngine
 from kinlog.workers.vllm_extension import EXTENSION_CLASS, OWNER_VARIABLE
 
-__all__ = ["start_vllm"]
+__all__ = ["start_vllm", "engine_arguments", "ModelDirectory", "model_directory"]
 
 _GIB = 1024**3
 
@@ -42,11 +43,13 @@ async def start_vllm(config: RunConfig, tokenizer: Tokenizer) -> VllmEngine:
     if config.generation.vllm.enforce_eager:
         os.environ["TORCHDYNAMO_DISABLE"] = "1"  # vLLM would compile some of its sampling all the same
     os.environ[OWNER_VARIABLE] = str(os.getpid())
-    with _model_directory(config.model) as (directory, parameter_shapes, longest):
-        max_positions = config.generation.vllm.max_model_len or min(config.model.max_positions, longest)
-        arguments = _engine_arguments(config.generation, directory, max_positions)
+    with model_directory(config.model) as directory:
+        max_positions = config.generation.vllm.max_model_len or directory.max_positions
+        arguments = engine_arguments(config.generation, str(directory.path), max_positions)
         llm = await asyncio.to_thread(_start, arguments)
-    model = ServedModel(tokenizer.eos_id, tokenizer.vocabulary_size, max_positions, parameter_shapes)
+    model = ServedModel(
+        tokenizer.eos_id, tokenizer.vocabulary_size, max_positions, directory.parameter_shapes
+    )
     engine = VllmEngine(llm, model, in_flight_updates=config.generation.in_flight_updates)
     await engine.label()
     # What the first request compiles takes a while: now, and not while rollouts and updates of weights wait.
@@ -64,9 +67,12 @@ _ENVIRONMENT: Mapping[str, str] = {
 }
 
 
-def _engine_arguments(settings: GenerationSettings, directory: str, max_positions: int) -> dict[str, Any]:
+def engine_arguments(settings: GenerationSettings, directory: str, max_positions: int) -> dict[str, Any]:
+    """Return the arguments of vLLM's ``AsyncEngineArgs``."""
     vllm = settings.vllm
     return {
+        # Not Ray's, which vLLM may prefer inside of an actor: all shards are where the weights are handed over.
+        "distributed_executor_backend": "mp" if vllm.tensor_parallel_size > 1 else None,
         **vllm.engine_args,
         "model": directory,
         "dtype": vllm.dtype,
@@ -91,21 +97,31 @@ def _start(arguments: dict[str, Any]) -> Any:
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
 
+class ModelDirectory(NamedTuple):
+    """A model on disk, and what can be told of it without loading it."""
+
+    path: Path
+    parameter_shapes: Mapping[str, torch.Size]
+    max_positions: int
+    """Longest sequence in tokens: what the settings say, or what the model was made for where that is less."""
+
+
 @contextmanager
-def _model_directory(settings: ModelSettings) -> Iterator[tuple[str, Mapping[str, torch.Size], int]]:
-    """Yield where the model is, the shapes of its parameters, and the longest sequence that it was made for."""
+def model_directory(settings: ModelSettings) -> Iterator[ModelDirectory]:
+    """Yield where vLLM can read the model that ``settings`` describe. One that is made is there for the block only."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if settings.path is not None:
         config = AutoConfig.from_pretrained(settings.path, local_files_only=True)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-        yield settings.path, _shapes(model), int(config.max_position_embeddings)
+        longest = min(settings.max_positions, int(config.max_position_embeddings))
+        yield ModelDirectory(Path(settings.path), _shapes(model), longest)
         return
     policy = load_policy(settings)
     with tempfile.TemporaryDirectory(prefix="kinlog-model-") as directory:
         policy.model.save_pretrained(directory)  # type: ignore[operator]
-        yield directory, _shapes(policy.model), policy.max_positions
+        yield ModelDirectory(Path(directory), _shapes(policy.model), policy.max_positions)
 
 
 def _shapes(model: torch.nn.Module) -> dict[str, torch.Size]:

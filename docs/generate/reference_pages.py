@@ -15,7 +15,7 @@ from kinlog.schemas.config import RunConfig
 from kinlog.schemas.events import EVENT_TYPES, CanonicalRowRef, Event, Position, RecordedEvent, RetryBudget
 from kinlog.schemas.prompts import PromptRef
 from kinlog.schemas.receipts import ModelCall, Receipt
-from kinlog.schemas.settings import Settings, TaskSettings
+from kinlog.schemas.settings import Settings, TaskSettings, VllmSettings
 
 __all__ = ["PAGES", "configuration_page", "errors_page", "events_page"]
 
@@ -75,9 +75,11 @@ def configuration_page() -> str:
             for name, section in sections.items()
             for part in (f"## {name}", class_doc(section), _settings_table(section, f"{name}."))
         ),
-        f"## {section_name(TaskSettings)}",
-        class_doc(TaskSettings),
-        _settings_table(TaskSettings, "dataset.tasks[]."),
+        *(
+            part
+            for inner, prefix in ((VllmSettings, "generation.vllm."), (TaskSettings, "dataset.tasks[]."))
+            for part in (f"## {section_name(inner)}", class_doc(inner), _settings_table(inner, prefix))
+        ),
         *_closed_set(reasons.Granularity),
     )
 

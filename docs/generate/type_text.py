@@ -82,5 +82,7 @@ def default_text(field: msgspec.structs.FieldInfo) -> str:
     if field.required:
         return "*required*"
     default: Any = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    if isinstance(default, msgspec.Struct):
+        return "its own defaults"
     text = yaml.safe_dump(msgspec.to_builtins(default), default_flow_style=True)
     return f"`{text.removesuffix(_END_OF_SCALAR).strip()}`"

@@ -7,6 +7,7 @@ import msgspec
 from kinlog.lineage.state import GroupPhase, Projection
 from kinlog.replay.plain_text import format_count, render_paragraph
 from kinlog.replay.recovery.plan import RecoveryPlan
+from kinlog.replay.recovery.progress import Resumed
 from kinlog.schemas.rows import RowTag
 
 __all__ = ["KillLoss", "kill_loss", "render_loss"]
@@ -21,7 +22,11 @@ class KillLoss(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str | None
     """What a restart goes back to; ``None``: the start of the run."""
     siblings_in_flight: int
-    """Generated again in any case. How many tokens they have got to is in no log."""
+    """Given another attempt in any case. How many tokens they have got to is in no log."""
+    siblings_resumed: int
+    """Of them, those whose next attempt goes on from tokens that are written down."""
+    tokens_resumed: int
+    """How many."""
     mean_tokens: float
     """Completion tokens of a sealed attempt, the mean of the run so far."""
     sealed_siblings_redone: int
@@ -39,7 +44,12 @@ class KillLoss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kill_loss(
-    plan: RecoveryPlan, restored: Projection, *, at_end: Projection, put_back: Iterable[RowTag]
+    plan: RecoveryPlan,
+    restored: Projection,
+    *,
+    at_end: Projection,
+    put_back: Iterable[RowTag],
+    resumed: Resumed = Resumed(),  # noqa: B008 - immutable
 ) -> KillLoss:
     """Say what a kill costs.
 
@@ -53,6 +63,8 @@ def kill_loss(
         The projection of the whole log, before that.
     put_back:
         The rows that the row journal gives back.
+    resumed:
+        What the progress journal gives back.
     """
     rows = list(put_back)
     kept = {(row.group_id, row.generation, row.attempt) for row in rows}
@@ -77,6 +89,8 @@ def kill_loss(
         siblings_in_flight=sum(
             sibling.running for group in restored.live_groups() for sibling in group.siblings.values()
         ),
+        siblings_resumed=resumed.siblings,
+        tokens_resumed=resumed.tokens,
         mean_tokens=at_end.sealed_tokens_total / at_end.sealed_total if at_end.sealed_total else 0.0,
         sealed_siblings_redone=sum(key in sealed for key in redone),
         tokens_redone=plan.lost_tokens,
@@ -104,10 +118,15 @@ def _sentences(loss: KillLoss) -> list[str]:
     in_flight = format_count(loss.siblings_in_flight, "sibling")
     mean = f"; a sealed one had {loss.mean_tokens:,.0f} on average" if loss.mean_tokens else ""
     sentences = [
-        f"{in_flight} in flight would be generated again. How many tokens they have by now is in no log{mean}."
+        f"{in_flight} in flight would be cut off. How many tokens they have by now is in no log{mean}."
         if loss.siblings_in_flight
         else "Nothing is in flight."
     ]
+    if loss.siblings_in_flight:
+        sentences.append(
+            f"{format_count(loss.siblings_resumed, 'sibling')} of them would go on from "
+            f"{format_count(loss.tokens_resumed, 'token')} that are written down; the others would be generated again."
+        )
     if loss.sealed_siblings_redone:
         sentences.append(
             f"{format_count(loss.sealed_siblings_redone, 'finished sibling')} would be generated again, "

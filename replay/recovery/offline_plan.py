@@ -14,6 +14,7 @@ from kinlog.replay.recovery.journal import rows_in_journal, rows_to_put_back
 from kinlog.replay.recovery.kill_loss import KillLoss, kill_loss
 from kinlog.replay.recovery.plan import RecoveryPlan, RecoveryPolicy
 from kinlog.replay.recovery.planning import plan_recovery
+from kinlog.replay.recovery.progress import resumed_by
 from kinlog.replay.recovery.report import RecoveryReport, build_report
 from kinlog.replay.recovery.restore import RestorePoint, restore_points, restored_projection, verify_run
 from kinlog.schemas.errors import LogDamagedError, RunNotFoundError
@@ -101,6 +102,8 @@ def plan_offline(
             # Of an exhausted dataset nothing fresher would come instead. A restart asks the dataset itself.
             evict=lambda ready: () if restored.exhausted else evict(restored, ready),
         )
+    with phase("read progress"):
+        resumed = resumed_by(plan, restored, LocalStore(), run.progress, max_resumes=policy.max_resumes)
     report = build_report(
         plan,
         restored,
@@ -111,10 +114,11 @@ def plan_offline(
         step_before=point.at_end.train_step,
         quarantined_bytes=sum(stray_content_bytes(stray) for stray in scan.torn + scan.fenced),
         rows_put_back=len(put_back),
+        resumed=resumed,
         seconds=seconds,
         notes=_notes(point, judged=is_stale is not None),
     )
-    loss = kill_loss(plan, restored, at_end=point.at_end, put_back=put_back.values())
+    loss = kill_loss(plan, restored, at_end=point.at_end, put_back=put_back.values(), resumed=resumed)
     return OfflinePlan(plan, report, loss)
 
 

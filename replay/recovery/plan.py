@@ -17,6 +17,7 @@ from kinlog.schemas.events import (
     SiblingSealed,
 )
 from kinlog.schemas.reasons import Partition
+from kinlog.schemas.settings import RolloutRecoverySettings
 
 __all__ = ["RecoveryPolicy", "RecoveryPlan", "SiblingRef"]
 
@@ -28,6 +29,8 @@ class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     future_weights: Literal["reuse", "discard"] = "reuse"
     discard_rollouts: bool = False
     """Keep every prompt, and have all that was generated for it, and not trained on, generated again."""
+    max_resumes: int = RolloutRecoverySettings().resumes
+    """How many attempts in a row may go on from what those before them generated. None does with ``discard_rollouts``."""
     max_live_groups: int | None = None
     """The permits that there are now; ``None``: no group is one too many."""
     over_capacity: Literal["keep", "evict", "refuse"] = "keep"
@@ -41,6 +44,7 @@ class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True):
             missing_rows=config.rollout_recovery.missing_rows,
             future_weights=config.rollout_recovery.future_weights,
             discard_rollouts=discard_rollouts,
+            max_resumes=0 if discard_rollouts else config.rollout_recovery.resumes,
             max_live_groups=config.rollout.max_live_groups,
             over_capacity=config.rollout_recovery.over_capacity,
             spent_retry_budget=config.rollout.spent_retry_budget,

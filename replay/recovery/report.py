@@ -17,6 +17,7 @@ from kinlog.replay.plain_text import (
 )
 from kinlog.replay.recovery.inventory import RowProblem
 from kinlog.replay.recovery.plan import RecoveryPlan
+from kinlog.replay.recovery.progress import Resumed
 from kinlog.schemas.events import AttemptSuperseded, Position
 from kinlog.schemas.reasons import Reason
 
@@ -85,6 +86,10 @@ class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
     """Completion tokens of reused siblings."""
     tokens_to_redo: int
     """Completion tokens of sealed siblings that are generated again. What was in flight is not in the log."""
+    siblings_resumed: int
+    """Of those that were in flight: the next attempt goes on from tokens that were written down."""
+    tokens_resumed: int
+    """How many."""
 
     rows_retired: dict[str, int]
     """Rows of steps that the checkpoint itself made durable, by partition: cleared, as they were the first time."""
@@ -112,6 +117,7 @@ def build_report(
     step_before: int,
     quarantined_bytes: int = 0,
     rows_put_back: int = 0,
+    resumed: Resumed = Resumed(),  # noqa: B008 - immutable
     seconds: Mapping[str, float] | None = None,
     notes: Sequence[str] = (),
 ) -> RecoveryReport:
@@ -137,6 +143,8 @@ def build_report(
         What the repair of the log's tail copies aside.
     rows_put_back:
         What the row journal gives back.
+    resumed:
+        What the progress journal gives back.
     seconds:
         Time spent by phase, in order.
     notes:
@@ -192,6 +200,8 @@ def build_report(
         ),
         tokens_saved=plan.tokens_saved,
         tokens_to_redo=plan.lost_tokens,
+        siblings_resumed=resumed.siblings,
+        tokens_resumed=resumed.tokens,
         rows_retired={partition.value: len(keys) for partition, keys in plan.retired.items() if keys},
         rows_cleared={partition.value: len(keys) for partition, keys in plan.unreferenced.items() if keys},
         rows_missing=plan.missing_promised,
@@ -298,6 +308,10 @@ def _siblings(report: RecoveryReport) -> list[tuple[str, str]]:
         ("  of them sealed", render_counts(report.siblings_sealed_redone)),
         ("tokens saved", f"{report.tokens_saved:,}"),
         ("tokens to redo", f"{report.tokens_to_redo:,} of sealed siblings; those in flight are not counted"),
+        (
+            "tokens to go on from",
+            f"{report.tokens_resumed:,} of {format_count(report.siblings_resumed, 'sibling')} in flight",
+        ),
     ]
 
 

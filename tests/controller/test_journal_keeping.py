@@ -65,6 +65,18 @@ def test_segment_goes_once_none_of_its_rows_is_needed(tmp_path: Path):
     assert LocalStore().names(tmp_path / "trash") == []
 
 
+def test_all_that_dead_lives_left_goes_at_once_and_nothing_of_this_one(tmp_path: Path):
+    journal = tmp_path / "journal"
+    written(journal, 1)
+    torn = written(journal, 2, ended=False)
+    (journal / torn).write_bytes((journal / torn).read_bytes()[:-3])
+    keep = keeper(tmp_path)
+    own = written(journal, 3, ended=False)
+    keep.drop_all()
+    assert LocalStore().names(journal) == [own]
+    keep.drop_all()
+
+
 def test_segment_that_is_being_written_stays(tmp_path: Path):
     keep = keeper(tmp_path)
     written(tmp_path / "journal", 1, ended=False)

@@ -29,5 +29,6 @@ def test_examples_show_every_sampler_both_granularities_and_an_agent_of_several_
     )
     assert {task.agent for task in configs["retry_agent"].dataset.tasks} == {"retry"}
     assert configs["windowed"].sampler.max_ready_groups is not None
+    assert configs["vllm"].generation.engine == "vllm"
     assert configs["lock_step"].deterministic
     assert configs["lock_step"].sampler.max_lookahead_versions == 0

@@ -52,7 +52,7 @@ def test_frame_says_everything_that_there_is_to_know(run: DiskRun):
         "0 to 1 versions behind",
         "durable to seq",
         "step_000001, ",
-        "goes back to step_000001; 2 siblings in flight, 8.0 s of generation, redone",
+        "goes back to step_000001; 2 siblings in flight, 8.0 s of generation, cut off",
         "with journal (on)",
     ):
         assert words in text, (words, text)

@@ -45,6 +45,7 @@ ELSEWHERE = {
     "--resume": "tests/e2e/test_crash_and_resume.py",
     "--checkpoint": "tests/controller/test_restarts.py",
     "--discard-rollouts": "tests/conformance/test_reasons.py",
+    "--engine": "tests/vllm/test_vllm_run.py",
     "demo": ".ci/run",
 }
 

@@ -51,17 +51,26 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Weights:
-    """Versions of the small policy: the even ones are its own, the odd ones are far from them."""
+    """Versions of the small policy: 0 is what an engine is started with, and odd ones are far from even ones.
+
+    Except with version 0, completions hardly ever end by themselves.
+    """
 
     def __init__(self) -> None:
-        self._models = [load_policy(vllm_config().model).model.eval() for _ in range(2)]
+        policies = [load_policy(vllm_config().model) for _ in range(3)]
+        self._made, self._even, self._odd = (policy.model.eval() for policy in policies)
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
-            for parameter in self._models[1].parameters():
+            for parameter in self._odd.parameters():
                 parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+            for model in (self._even, self._odd):
+                # Below the other tokens' on average, by more the surer the model is.
+                model.get_parameter("lm_head.weight")[policies[0].tokenizer.eos_id] = 0.0
 
     def model(self, version: int) -> torch.nn.Module:
-        return self._models[version % 2]
+        if version == 0:
+            return self._made
+        return self._odd if version % 2 else self._even
 
     def state_dict(self, version: int) -> Mapping[str, torch.Tensor]:
         return {name: parameter.detach() for name, parameter in self.model(version).named_parameters()}

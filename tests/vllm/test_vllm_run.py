@@ -2,7 +2,6 @@
 resumed to the end."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,7 +115,7 @@ def killed_in_the_middle(life: KinlogProcess, follower: LogFollower) -> Moment |
 
 
 @pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoLives]:
+def lives(tmp_path_factory: pytest.TempPathFactory) -> TwoLives:
     base = tmp_path_factory.mktemp("vllm")
     run = RunDirectory(base / "run")
     config = base / "run.yaml"
@@ -139,7 +138,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoLives]:
         exit_code = second.wait()
     finally:
         second.end()
-    yield TwoLives(
+    return TwoLives(
         path=run.path,
         max_steps=max_steps,
         running_when_engine_died=under_way,

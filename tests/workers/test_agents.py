@@ -10,12 +10,13 @@ import openai
 import pytest
 import torch
 from kinlog_agents import Blocking, HeldEngine, Retrying
+from kinlog_attached import tiny_config
 
 from kinlog.schemas.errors import ConfigError
 from kinlog.schemas.reasons import Reason, Validity
 from kinlog.schemas.settings import GenerationSettings, RolloutSettings
 from kinlog.workers.agent_rollout import run_agent
-from kinlog.workers.agents import Agent, Endpoint, build_agent
+from kinlog.workers.agents import Agent, Endpoint, build_agent, open_dataset
 from kinlog.workers.engines import GeneratedTokens
 from kinlog.workers.environments import EnvironmentFailure, Retry, SingleTurn, Verdict
 from kinlog.workers.failures import classify_failure
@@ -104,6 +105,12 @@ def test_task_names_an_environment_of_its_users_own(mixture):
 def test_agent_that_is_none_is_refused_saying_what_was_expected(mixture, name: str, message: str):
     with pytest.raises(ConfigError, match=f"dataset.tasks: .*{message}"):
         build_agent(name, mixture, SETTINGS)
+
+
+def test_run_is_refused_when_a_task_names_no_agent():
+    assert len(open_dataset(tiny_config("retry", "kinlog_agents:Blocking", max_new_tokens=4))) == 8
+    with pytest.raises(ConfigError, match="found 'oracle'"):
+        open_dataset(tiny_config("retry", "oracle", max_new_tokens=4))
 
 
 async def test_unmodified_agent_is_captured(run, scripted_engine, mixture, right_answer, tokenizer):

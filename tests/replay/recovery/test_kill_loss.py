@@ -34,7 +34,8 @@ def test_a_live_run_is_told_what_a_kill_would_cost_without_a_lock_and_unchanged(
     assert (loss.siblings_in_flight, loss.sealed_siblings_redone) == (1, 0)
     assert (loss.steps_rolled_back, loss.groups_trained_again) == (1, 1)
     words = _words(loss)
-    assert "1 sibling in flight would be generated again." in words
+    assert "1 sibling in flight would be cut off." in words
+    assert "0 siblings of them would go on from 0 tokens that are written down" in words
     assert "No finished sibling would be generated again." in words
     assert (
         "1 step since checkpoint step_000001 would be rolled back: trained again, on the same 1 group"
