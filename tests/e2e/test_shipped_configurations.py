@@ -1,4 +1,8 @@
-"""Every configuration that is shipped trains: one real step of each, on Ray, TransferQueue and torch."""
+"""Configurations that are shipped train: one real step each, on Ray, TransferQueue and torch.
+
+Two of them, which between them have both granularities and all agents. What the others differ in is the controller's
+business, which ``controller/test_shipped_examples.py`` has each of them train with.
+"""
 
 from importlib.resources import files
 from pathlib import Path
@@ -11,13 +15,8 @@ from kinlog.schemas import events as e
 from kinlog.schemas.config import dump_config, load_config
 from kinlog.schemas.reasons import CheckpointKind
 
-#: The demonstration's own trains in full, with a kill in the middle, whenever it is run; so does that of the soak. vLLM has
-#: tests in an environment of its own.
-SHIPPED = sorted(
-    path
-    for path in (Path(str(files("kinlog.controller"))) / "examples").glob("*.yaml")
-    if path.name not in ("lock_step.yaml", "vllm.yaml")
-)
+EXAMPLES = Path(str(files("kinlog.controller"))) / "examples"
+SHIPPED = [EXAMPLES / "prompt_group.yaml", EXAMPLES / "windowed.yaml"]
 
 
 @pytest.mark.e2e

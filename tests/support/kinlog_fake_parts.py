@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from kinlog.controller.protocols import Workers
+from kinlog.controller.protocols import Dataset, StreamingDataset, Workers
 from kinlog.lineage.ledger import Cut
 from kinlog.schemas.errors import DataPlaneError, DatasetError, WorkerLostError
 from kinlog.schemas.events import CanonicalRowRef, SiblingSealed
@@ -337,8 +337,8 @@ class FakeParts:
     finalizer: FakeFinalizer
     trainer: FakeTrainer
 
-    def __init__(self, dataset: FakeDataset | FakeStream | None = None) -> None:
-        self.dataset = dataset or FakeDataset()
+    def __init__(self, dataset: Dataset | StreamingDataset | None = None) -> None:
+        self.dataset: Dataset | StreamingDataset = dataset or FakeDataset()
         self.prepare: Callable[[FakeParts], None] = lambda parts: None
         """Called when the workers exist: scripts them."""
         self.tamper: Callable[[FakeDataPlane], None] = lambda data_plane: None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from msgspec.structs import replace
 from transformers import DynamicCache
 
 from kinlog.schemas.config import RunConfig, parse_config
@@ -30,8 +31,10 @@ dataset: {{tasks: [{{name: gcd, generator: gcd, agent: single_turn}}]}}
 """
 
 
-def vllm_config() -> RunConfig:
-    return parse_config(_CONFIG)
+def vllm_config(*, tensor_parallel_size: int = 1) -> RunConfig:
+    config = parse_config(_CONFIG)
+    vllm = replace(config.generation.vllm, tensor_parallel_size=tensor_parallel_size)
+    return replace(config, generation=replace(config.generation, vllm=vllm))
 
 
 def request(
