@@ -184,6 +184,8 @@ class Victim:
     audit: Audit | None = None
     comparison: Comparison | None = None
     weights_equal: bool | None = None
+    resumed: tuple[int, int] = (0, 0)
+    """Seals of attempts that went on from an earlier one's tokens, and how many tokens these were."""
 
     @property
     def sealed_regenerated(self) -> int:
@@ -284,7 +286,11 @@ def _kill_once(life: KinlogProcess, watcher: Watcher, chance: random.Random, tar
 
 def judge(victim: Victim, undisturbed: Path | None) -> None:
     """Audit a victim from its log, and compare it with the run that nobody killed."""
-    victim.audit = audit_log(scan_log(RunDirectory(victim.path).log))
+    scan = scan_log(RunDirectory(victim.path).log)
+    victim.audit = audit_log(scan)
+    seals = [record.event for record in scan.events() if isinstance(record.event, SiblingSealed)]
+    resumed = [seal.resumed_tokens for seal in seals if seal.resumed_tokens]
+    victim.resumed = len(resumed), sum(resumed)
     if undisturbed is not None:
         victim.comparison = compare_examples(*(_examples(path) for path in (undisturbed, victim.path)))
         victim.weights_equal = weights_of(undisturbed) == weights_of(victim.path)
@@ -321,6 +327,8 @@ def render(victims: list[Victim]) -> str:
         ("  regenerated after", str(sum(sum(restart.regenerated.values()) for restart in restarts))),
         ("tokens saved", f"{sum(restart.tokens_reused for restart in restarts):,}"),
         ("tokens redone", f"{sum(restart.tokens_regenerated for restart in restarts):,}"),
+        ("cut off, and gone on from", f"{sum(victim.resumed[0] for victim in victims):,} siblings"),
+        ("  tokens", f"{sum(victim.resumed[1] for victim in victims):,}"),
         ("prompts lost", str(sum(len(audit.draws_missing) + len(audit.unaccounted) for audit in audits))),
         ("groups applied twice", str(sum(len(audit.applied_twice) for audit in audits))),
         ("weights equal", f"{sum(equal)} of {len(equal)} runs" if equal else "not compared"),
