@@ -57,6 +57,7 @@ class RolloutWorker:
         self._prepared = prepare_engine(config)
         self._endpoint = OpenAIEndpoint(self._prepared.tokenizer, config.generation)
         self._agents: dict[str, Environment | Agent] = {}
+        self._attaching = asyncio.Lock()
         self._engine: Engine | None = None
         self._staging: StagingQueue | None = None
         self._progress: ProgressJournal | None = None
@@ -70,15 +71,17 @@ class RolloutWorker:
         """By group, generation and attempt. Staging is not part of it: rows that were begun to be put are reported."""
 
     async def attach(self) -> None:
-        """Join the data plane, and start the engine. Called once in each life of the process."""
-        if self._staging is None:
-            data_plane = await DataPlane.attach(self._config.data_plane)
-            put: PutStaged = data_plane.put_staged
-            if self._directory is not None:
-                put = journalled(put, open_journal(self._directory.journal, self._config.row_journal))
-            self._staging = StagingQueue(put)
-        if self._engine is None:
-            self._engine = await self._prepared.start()
+        """Join the data plane, and start the engine, once in each life of the process."""
+        # Who waited in vain for an engine that starts slowly asks again while it does.
+        async with self._attaching:
+            if self._staging is None:
+                data_plane = await DataPlane.attach(self._config.data_plane)
+                put: PutStaged = data_plane.put_staged
+                if self._directory is not None:
+                    put = journalled(put, open_journal(self._directory.journal, self._config.row_journal))
+                self._staging = StagingQueue(put)
+            if self._engine is None:
+                self._engine = await self._prepared.start()
 
     async def probe(self) -> None:
         """Answer: the event loop turns, this life is attached, and its engine works."""

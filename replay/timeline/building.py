@@ -104,7 +104,7 @@ class _Builder:
         """Step -> its groups, on the surviving history."""
         self._step_began: dict[int, int] = {}
         self._weight_version = beginning.weight_version
-        self._late_results = self._late_tokens = 0
+        self._late_results = self._late_tokens = self._resumed_tokens = 0
         self._alive = 0
         self._live_groups: list[tuple[int, int]] = []
         self._begun = False
@@ -192,6 +192,7 @@ class _Builder:
             late_rejected=self._late_results,
             tokens_late=self._late_tokens,
             tokens_saved=sum(restart.tokens_reused for restart in account.restarts),
+            tokens_resumed=self._resumed_tokens,
             steps=max(self._step_groups, default=self._settled_steps),
             steps_undone=account.steps_rolled_back,
             checkpoints=sum(c.failed is None for c in self._moments.checkpoints),
@@ -249,6 +250,7 @@ class _Builder:
     def _sealed(self, record: e.RecordedEvent, event: e.SiblingSealed) -> None:
         place = self._groups[event.group_id].newest[event.generation]
         self._running.discard(place)
+        self._resumed_tokens += event.resumed_tokens
         self._seal(place, event, record.seq, record.time_us)
 
     def _seal(self, place: int, event: e.SiblingSealed, seq: int, now_us: int) -> None:

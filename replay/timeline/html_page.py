@@ -71,6 +71,7 @@ def _cards(timeline: Timeline) -> str:
     cards = [
         ("", a.tokens_trained, "tokens trained on"),
         ("saved", s.tokens_saved, "saved at restarts"),
+        ("saved", s.tokens_resumed, "of cut off attempts, gone on from"),
         ("lost", a.tokens_redone, "tokens redone"),
         ("", s.tokens_late, "tokens late"),
         ("", a.dispatched, f"attempts, {sum(a.superseded.values()):,} superseded"),

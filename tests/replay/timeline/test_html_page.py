@@ -104,6 +104,7 @@ def test_figures_are_in_the_page_without_its_script(timeline: Timeline):
     for words in (
         f"{a.tokens_trained:,} tokens trained on",
         f"{s.tokens_saved:,} saved at restarts",
+        f"{s.tokens_resumed:,} of cut off attempts, gone on from",
         f"{a.tokens_redone:,} tokens redone",
         f"{s.kills:,} kills",
     ):

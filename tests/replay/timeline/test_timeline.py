@@ -49,8 +49,9 @@ def assert_agrees_with_statistics_and_audit(scan: LogScan) -> None:
     assert a.superseded_sealed == siblings.superseded_sealed == audit.sealed_redone
     assert a.outcomes.get("running", 0) == siblings.running
     assert s.late_rejected == sum(siblings.late_rejected.values())
-    assert (a.tokens_sealed, a.tokens_redone, s.tokens_late) == (
+    assert (a.tokens_sealed, s.tokens_resumed, a.tokens_redone, s.tokens_late) == (
         tokens.sealed,
+        tokens.resumed,
         tokens.superseded,
         tokens.late,
     )
