@@ -31,13 +31,14 @@ from kinlog.lineage.segment import (
     scan_segment,
 )
 from kinlog.lineage.store import Store, StoredFile
-from kinlog.schemas.errors import LogDamagedError, LogWriteError
+from kinlog.schemas.errors import KinlogError, LogDamagedError, LogWriteError
 from kinlog.schemas.journal_columns import JOURNAL_IDENTITY, journal_schema
 from kinlog.schemas.progress_columns import progress_schema
 
 __all__ = [
     "PROGRESS",
     "ROWS",
+    "UNREADABLE",
     "Attempt",
     "Journal",
     "JournalKind",
@@ -50,6 +51,10 @@ __all__ = [
 
 _CUSTOM_METADATA = {METADATA_KEY: PLACEHOLDER}
 _SUFFIX = ".arrows"
+
+#: What reading a segment comes to that is damaged, on a failing disk, or of a kinlog whose columns are others: for those who
+#: can do without it.
+UNREADABLE = (KinlogError, OSError, pa.ArrowException, LookupError, ValueError)
 
 #: Group, generation, attempt.
 Attempt: TypeAlias = tuple[int, int, int]

@@ -8,7 +8,14 @@ import torch
 
 from kinlog.schemas.reasons import FinishReason
 
-__all__ = ["GenerationRequest", "GeneratedTokens", "Completion", "Engine", "EngineClosedError"]
+__all__ = [
+    "GenerationRequest",
+    "GeneratedTokens",
+    "Completion",
+    "Engine",
+    "EngineClosedError",
+    "check_request",
+]
 
 
 class EngineClosedError(RuntimeError):
@@ -25,6 +32,34 @@ class GenerationRequest:
     temperature: float
     seed: int
     """The request's own: the sampled tokens follow from weights, prompt and seed, not from its neighbours."""
+
+
+def check_request(request: GenerationRequest, *, vocabulary_size: int, max_positions: int) -> None:
+    """Refuse a request that a model of this vocabulary and this many positions cannot serve.
+
+    Raises
+    ------
+    ValueError
+        The prompt is empty, has ids outside the vocabulary, or leaves no room for ``max_new_tokens``; or the temperature
+        is not above 0.
+    """
+    prompt_tokens = len(request.prompt_token_ids)
+    if prompt_tokens == 0 or request.max_new_tokens < 1:
+        raise ValueError(
+            f"expected a prompt and room for a token, found {prompt_tokens} prompt tokens "
+            f"and max_new_tokens {request.max_new_tokens}"
+        )
+    if not request.temperature > 0:
+        raise ValueError(f"expected a temperature above 0, found {request.temperature}")
+    if prompt_tokens + request.max_new_tokens > max_positions:
+        raise ValueError(
+            f"expected at most {max_positions} positions, found {prompt_tokens} prompt tokens + "
+            f"{request.max_new_tokens} max_new_tokens: raise model.max_positions or lower generation.max_new_tokens"
+        )
+    smallest, largest = min(request.prompt_token_ids), max(request.prompt_token_ids)
+    if smallest < 0 or largest >= vocabulary_size:
+        # Inside of a batch it would fail in the decode loop, and take every other request down.
+        raise ValueError(f"expected token ids in [0, {vocabulary_size}), found {smallest} to {largest}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version as package_version
 from pathlib import Path
@@ -23,6 +23,10 @@ _logger = logging.getLogger(__name__)
 
 #: How often it is looked whether there is enough to write. Nothing is written before a limit is reached.
 _LOOK_EVERY_S = 0.1
+
+#: A frame takes no further part beyond so much.
+_BYTES_PER_FRAME = 64 * 1024 * 1024
+_BYTES_PER_TOKEN = 12
 
 
 @dataclass(slots=True)
@@ -52,11 +56,14 @@ class RolloutProgress:
     def __init__(self, attempt: Attempt, *, keep_prefixes: bool) -> None:
         self._attempt = attempt
         self._keep_prefixes = keep_prefixes
-        self._calls: list[_Call] = []
+        self._begun = 0
+        self._calls: dict[int, _Call] = {}
+        """Those of which something may still have to be written: of a long rollout, the last few."""
 
     def begin_call(self, call: int, prompt_digest: bytes, tokens: GeneratedTokens) -> None:
-        assert call == len(self._calls), "calls whose progress is kept are made one after the other"
-        self._calls.append(_Call(prompt_digest, tokens))
+        assert call == self._begun, "calls whose progress is kept are numbered as they are begun"
+        self._begun += 1
+        self._calls[call] = _Call(prompt_digest, tokens)
 
     def end_call(self, call: int, finish_reason: FinishReason) -> None:
         self._calls[call].finish_reason = finish_reason
@@ -68,7 +75,7 @@ class RolloutProgress:
         """Return how many tokens of one call wait to be written, at most."""
         waiting = (
             len(call.tokens) - call.written
-            for call in self._calls
+            for call in self._calls.values()
             if self._keep_prefixes or call.turn is not None
         )
         return max(waiting, default=0)
@@ -77,27 +84,34 @@ class RolloutProgress:
         """Whether a turn has ended that another one follows: what there is to lose has just become more."""
         return any(
             call.turn is not None and call.turn.verdict.feedback is not None and not call.turn_written
-            for call in self._calls
+            for call in self._calls.values()
         )
 
     def take(self) -> list[CallPart]:
         """Return what has come since the last time, and count it as written."""
         parts = []
-        for number, call in enumerate(self._calls):
-            if not self._keep_prefixes and call.turn is None:
-                continue
-            tokens = call.tokens.part(call.written)
-            ended = call.finish_reason if not call.end_written else None
-            turn = call.turn if not call.turn_written else None
-            if not len(tokens) and ended is None and turn is None:
-                continue
-            parts.append(
-                CallPart(self._attempt, number, call.written, call.prompt_digest, tokens, ended, turn)
-            )
-            call.written += len(tokens)
-            call.end_written |= ended is not None
-            call.turn_written |= turn is not None
+        for number, call in list(self._calls.items()):
+            if (part := self._part_of(number, call)) is not None:
+                parts.append(part)
+            # It is judged before the next one is begun, if at all. What is kept beyond that is kept for nothing: a state a
+            # turn, of every rollout under way, is more than a process has room for.
+            if call.finish_reason is not None and (call.turn_written or number < self._begun - 1):
+                del self._calls[number]
         return parts
+
+    def _part_of(self, number: int, call: _Call) -> CallPart | None:
+        if not self._keep_prefixes and call.turn is None:
+            return None
+        tokens = call.tokens.part(call.written)
+        ended = call.finish_reason if not call.end_written else None
+        turn = call.turn if not call.turn_written else None
+        if not len(tokens) and ended is None and turn is None:
+            return None
+        part = CallPart(self._attempt, number, call.written, call.prompt_digest, tokens, ended, turn)
+        call.written += len(tokens)
+        call.end_written |= ended is not None
+        call.turn_written |= turn is not None
+        return part
 
 
 class ProgressJournal:
@@ -150,7 +164,8 @@ class ProgressJournal:
             await asyncio.to_thread(self._append, parts)
 
     def _append(self, parts: Sequence[CallPart]) -> None:
-        self._journal.append(parts_to_batch(parts))
+        for frame in _frames(parts):
+            self._journal.append(parts_to_batch(frame))
 
     async def _write_for_ever(self) -> None:
         try:
@@ -160,6 +175,9 @@ class ProgressJournal:
                     await self.write()
         except LogWriteError as error:
             _logger.error("what unfinished rollouts generate is not kept any more: %s", error)
+        except Exception:
+            # Nobody waits for this task: it would end without a word.
+            _logger.exception("what unfinished rollouts generate is not kept any more")
 
     def is_due(self) -> bool:
         """Whether it is time to write, or there is enough to."""
@@ -169,6 +187,22 @@ class ProgressJournal:
             rollout.ended_turn_waits() or rollout.unwritten_tokens() >= self._every_tokens
             for rollout in self._rollouts.values()
         )
+
+
+def _frames(parts: Sequence[CallPart]) -> Iterator[list[CallPart]]:
+    """Cut parts into frames of bounded size: one write takes no more than 2 GiB. Rollouts of many turns that are resumed
+    together bring all their states at once."""
+    frame: list[CallPart] = []
+    size = 0
+    for part in parts:
+        more = len(part.tokens) * _BYTES_PER_TOKEN + (len(part.turn.state) if part.turn is not None else 0)
+        if frame and size + more > _BYTES_PER_FRAME:
+            yield frame
+            frame, size = [], 0
+        frame.append(part)
+        size += more
+    if frame:
+        yield frame
 
 
 def open_progress_journal(

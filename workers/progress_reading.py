@@ -1,16 +1,20 @@
 """The progress journal, read: what earlier attempts of a sibling generated before they were cut off."""
 
+import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from kinlog.lineage.journal import PROGRESS, Attempt, journal_batches, scan_journal
+from kinlog.lineage.journal import (
+    PROGRESS,
+    UNREADABLE,
+    Attempt,
+    journal_attempts,
+    journal_batches,
+    scan_journal,
+)
 from kinlog.lineage.store import Store
-from kinlog.schemas.errors import LogDamagedError
 from kinlog.schemas.settings import RolloutRecoverySettings
 from kinlog.workers.model_calls import EarlierCall
 from kinlog.workers.progress_rows import CallPart, parts_from_batch
@@ -21,7 +25,10 @@ _logger = logging.getLogger(__name__)
 
 
 class ProgressReader:
-    """Reads a run's progress journal, of all its workers. A segment is read and verified again only when it has grown.
+    """Reads a run's progress journal, of all its workers. Belongs to one event loop, which it does not hold up.
+
+    Orders that come together are read for together, and nothing is kept but whose tokens are in which segment: what a
+    restart goes on from may be far more than one process has room for.
 
     Parameters
     ----------
@@ -32,48 +39,53 @@ class ProgressReader:
     def __init__(self, store: Store, directory: Path) -> None:
         self._store = store
         self._directory = directory
-        self._read: dict[str, tuple[int, list[pa.RecordBatch]]] = {}
-        """Segment -> how long it was, and its batches."""
+        self._one_at_a_time = asyncio.Lock()
+        self._wanted: set[Attempt] = set()
+        """By those who wait for their turn."""
+        self._found: dict[Attempt, tuple[EarlierCall, ...]] = {}
+        """What was read for those who still wait."""
+        self._attempts: dict[str, tuple[int, frozenset[Attempt]]] = {}
+        """Segment -> how long it was, and whose tokens were in it."""
 
-    def newest(self, attempts: Sequence[Attempt]) -> tuple[EarlierCall, ...]:
-        """Return the calls of the last of ``attempts`` that left any. Blocks on the disk.
+    async def newest(self, attempts: Sequence[Attempt]) -> tuple[EarlierCall, ...]:
+        """Return the calls of the last of ``attempts`` that left any.
 
-        A segment that is damaged has none: nothing depends on it but how much is generated again.
+        A segment that cannot be read has none: nothing depends on it but how much is generated again.
         """
-        self._refresh()
-        for attempt in reversed(attempts):
-            if calls := calls_of_parts(self._parts_of(attempt)):
-                return calls
-        return ()
+        self._wanted.update(attempts)
+        async with self._one_at_a_time:
+            if not self._found.keys() >= set(attempts):
+                wanted, self._wanted = self._wanted.union(attempts), set()
+                self._found = await asyncio.to_thread(self._read, wanted)
+            found = [self._found.pop(attempt) for attempt in attempts]
+        return next((calls for calls in reversed(found) if calls), ())
 
-    def _refresh(self) -> None:
-        names = set(filter(PROGRESS.owns, self._store.names(self._directory)))
-        self._read = {name: read for name, read in self._read.items() if name in names}
+    def _read(self, wanted: Set[Attempt]) -> dict[Attempt, tuple[EarlierCall, ...]]:
+        """Read every segment that has something of these attempts. A segment without is read again only when it has
+        grown."""
+        parts: dict[Attempt, list[CallPart]] = {attempt: [] for attempt in wanted}
+        names = list(filter(PROGRESS.owns, self._store.names(self._directory)))
+        self._attempts = {name: self._attempts[name] for name in names if name in self._attempts}
         for name in names:
-            path = self._directory / name
-            try:
-                size = path.stat().st_size
-                if name not in self._read or self._read[name][0] != size:
-                    self._read[name] = size, list(journal_batches(scan_journal(self._store, path)))
-            except FileNotFoundError:
-                continue  # it was let go of meanwhile
-            except LogDamagedError as error:
-                _logger.warning("what unfinished rollouts had generated is not read: %s", error)
-                self._read[name] = size, []
+            for part in self._parts_in(name, wanted):
+                parts[part.attempt].append(part)
+        return {attempt: calls_of_parts(of_attempt) for attempt, of_attempt in parts.items()}
 
-    def _parts_of(self, attempt: Attempt) -> list[CallPart]:
-        parts: list[CallPart] = []
-        for name in sorted(self._read):
-            for batch in self._read[name][1]:
-                of_attempt = pc.and_(
-                    pc.equal(batch.column("group_id"), attempt[0]),
-                    pc.and_(
-                        pc.equal(batch.column("generation"), attempt[1]),
-                        pc.equal(batch.column("attempt"), attempt[2]),
-                    ),
-                )
-                parts += parts_from_batch(batch.filter(of_attempt))
-        return parts
+    def _parts_in(self, name: str, wanted: Set[Attempt]) -> list[CallPart]:
+        path = self._directory / name
+        try:
+            size = path.stat().st_size
+            known = self._attempts.get(name)
+            if known is not None and known[0] == size and known[1].isdisjoint(wanted):
+                return []
+            journal = scan_journal(self._store, path)
+            self._attempts[name] = size, journal_attempts(journal)
+            return [part for batch in journal_batches(journal) for part in parts_from_batch(batch, wanted)]
+        except FileNotFoundError:
+            return []  # it was let go of meanwhile
+        except UNREADABLE as error:
+            _logger.warning("what unfinished rollouts had generated is not read: %s: %s", name, error)
+            return []
 
 
 def calls_of_parts(parts: Iterable[CallPart]) -> tuple[EarlierCall, ...]:

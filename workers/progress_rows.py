@@ -1,6 +1,6 @@
 """Parts of model calls as the progress journal's columns, and back."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -52,11 +52,15 @@ def parts_to_batch(parts: Sequence[CallPart]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns, schema=schema)
 
 
-def parts_from_batch(batch: pa.RecordBatch) -> Iterator[CallPart]:
-    """Yield the parts in a batch of the progress journal."""
-    for row in batch.to_pylist():
+def parts_from_batch(batch: pa.RecordBatch, wanted: Container[Attempt]) -> Iterator[CallPart]:
+    """Yield the parts of the wanted attempts in a batch of the progress journal."""
+    identities = (batch.column(name).to_pylist() for name in ("group_id", "generation", "attempt"))
+    for place, attempt in enumerate(zip(*identities, strict=True)):
+        if attempt not in wanted:
+            continue
+        (row,) = batch.slice(place, 1).to_pylist()
         yield CallPart(
-            attempt=(row["group_id"], row["generation"], row["attempt"]),
+            attempt=attempt,
             call=row["call"],
             position=row["position"],
             prompt_digest=row["prompt_digest"],

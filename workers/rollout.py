@@ -99,9 +99,9 @@ async def run_rollout(
         except EnvironmentFailure:
             verdict = None
             break
-        state = _state_of(episode, item, limit=settings.max_state_bytes)
-        if state is not None:
-            calls.end_turn(Turn(verdict, *state))
+        turn = _turn_of(episode, verdict, item, limit=settings.max_state_bytes)
+        if turn is not None:
+            calls.end_turn(turn)
     return ended_rollout(calls, verdict, item, settings=settings)
 
 
@@ -169,23 +169,45 @@ def _restored(episode: Episode, earlier: EarlierCall) -> bool:
     except StateNotUsableError as error:
         _logger.warning("the rollout is begun anew: %s", error)
         return False
+    except Exception:
+        # It is no fault of the tokens: the sibling is not to pay for it with its budget, nor with another seed.
+        _logger.exception("the rollout is begun anew: the environment could not be put where it was")
+        return False
     return True
 
 
-def _state_of(episode: Episode, item: Item, *, limit: int) -> tuple[bytes, int] | None:
+def _turn_of(episode: Episode, verdict: Verdict, item: Item, *, limit: int) -> Turn | None:
+    """Return what another attempt can go on from. ``None`` when the environment cannot say, or nobody could write it."""
     if not isinstance(episode, ResumableEpisode):
         return None
-    state = episode.save_state()
-    if len(state) > limit:
+    try:
+        state, version = episode.save_state(), episode.state_version
+        problem = _problem_of(state, version, verdict, limit=limit)
+    except Exception:
+        _logger.exception("this turn cannot be resumed: no state of the environment of sample %r", item.sample_id)
+        return None
+    if problem:
         _logger.warning(
-            "the environment of sample %r gave a state of %d bytes, more than rollout.max_state_bytes (%d): this turn "
-            "cannot be resumed",
-            item.sample_id,
-            len(state),
-            limit,
+            "this turn cannot be resumed: the environment of sample %r gave %s", item.sample_id, problem
         )
         return None
-    return state, episode.state_version
+    kept = Verdict(float(verdict.reward), bool(verdict.well_formed), verdict.feedback)
+    return Turn(kept, state, version)
+
+
+def _problem_of(state: object, version: object, verdict: Verdict, *, limit: int) -> str:
+    if not isinstance(state, bytes):
+        return f"a state of type {type(state).__name__}, and not bytes"
+    if len(state) > limit:
+        return f"a state of {len(state)} bytes, more than rollout.max_state_bytes ({limit})"
+    if not isinstance(version, int) or not 0 <= version < 2**31:
+        return f"the state version {version!r}, and not a number from 0 to 2**31 - 1"
+    try:
+        float(verdict.reward)
+        (verdict.feedback or "").encode()
+    except (TypeError, ValueError) as error:
+        return f"a verdict that cannot be written down: {error}"
+    return ""
 
 
 def _validity(captured: Sequence[CapturedCall], *, judged: bool) -> Validity:

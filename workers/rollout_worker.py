@@ -170,7 +170,7 @@ class RolloutWorker:
         if self._earlier is None or not order.resumable_attempts:
             return ()
         attempts = [(order.group_id, order.generation, attempt) for attempt in order.resumable_attempts]
-        calls = await asyncio.to_thread(self._earlier.newest, attempts)
+        calls = await self._earlier.newest(attempts)
         return usable_calls(
             calls, self._config.rollout_recovery, newest_weight_version=order.newest_weight_version
         )

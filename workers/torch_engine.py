@@ -9,7 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from kinlog.schemas.reasons import FinishReason
-from kinlog.workers.engines import Completion, EngineClosedError, GeneratedTokens, GenerationRequest
+from kinlog.workers.engines import (
+    Completion,
+    EngineClosedError,
+    GeneratedTokens,
+    GenerationRequest,
+    check_request,
+)
 from kinlog.workers.model import Policy
 from kinlog.workers.slot_cache import SlotCache
 
@@ -127,7 +133,7 @@ class TorchEngine:
         """
         if self._failure is not None:
             raise self._failure
-        self._check(request)
+        check_request(request, vocabulary_size=self._vocabulary_size, max_positions=self._cache.max_positions)
         tokens = GeneratedTokens() if tokens is None else tokens
         ended = tokens.end(eos_id=self._eos_id, max_new_tokens=request.max_new_tokens)
         if ended is not None:
@@ -163,27 +169,6 @@ class TorchEngine:
             self._decode_task.cancel()
             await asyncio.wait([self._decode_task])
         await asyncio.to_thread(self._thread.shutdown)
-
-    def _check(self, request: GenerationRequest) -> None:
-        prompt_tokens = len(request.prompt_token_ids)
-        if prompt_tokens == 0 or request.max_new_tokens < 1:
-            raise ValueError(
-                f"expected a prompt and room for a token, found {prompt_tokens} prompt tokens "
-                f"and max_new_tokens {request.max_new_tokens}"
-            )
-        if not request.temperature > 0:
-            raise ValueError(f"expected a temperature above 0, found {request.temperature}")
-        if prompt_tokens + request.max_new_tokens > self._cache.max_positions:
-            raise ValueError(
-                f"expected at most {self._cache.max_positions} positions, found {prompt_tokens} prompt tokens + "
-                f"{request.max_new_tokens} max_new_tokens: raise model.max_positions or lower generation.max_new_tokens"
-            )
-        if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= self._vocabulary_size:
-            # Inside the batch it would raise in the decode loop, and take every other request down.
-            raise ValueError(
-                f"expected token ids in [0, {self._vocabulary_size}), found {min(request.prompt_token_ids)} to "
-                f"{max(request.prompt_token_ids)}"
-            )
 
     def _fail_pending(self, decode_task: asyncio.Task[None]) -> None:
         if not decode_task.cancelled() and decode_task.exception() is not None:

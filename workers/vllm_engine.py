@@ -9,7 +9,13 @@ import torch
 
 from kinlog.schemas.prompts import digest_bytes
 from kinlog.schemas.settings import InFlightUpdates
-from kinlog.workers.engines import Completion, EngineClosedError, GeneratedTokens, GenerationRequest
+from kinlog.workers.engines import (
+    Completion,
+    EngineClosedError,
+    GeneratedTokens,
+    GenerationRequest,
+    check_request,
+)
 from kinlog.workers.vllm_weights import WeightsFile, check_weights
 
 __all__ = ["ServedModel", "VllmEngine"]
@@ -117,7 +123,11 @@ class VllmEngine:
             The engine is closed.
         """
         self._raise_failure()
-        self._check(request)
+        check_request(
+            request,
+            vocabulary_size=self._model.vocabulary_size,
+            max_positions=self._model.max_positions,
+        )
         tokens = GeneratedTokens() if tokens is None else tokens
         ended = tokens.end(eos_id=self._model.eos_id, max_new_tokens=request.max_new_tokens)
         if ended is not None:
@@ -229,26 +239,6 @@ class VllmEngine:
                 position += 1
             if output.finished:
                 return
-
-    def _check(self, request: GenerationRequest) -> None:
-        prompt_tokens = len(request.prompt_token_ids)
-        if prompt_tokens == 0 or request.max_new_tokens < 1:
-            raise ValueError(
-                f"expected a prompt and room for a token, found {prompt_tokens} prompt tokens "
-                f"and max_new_tokens {request.max_new_tokens}"
-            )
-        if not request.temperature > 0:
-            raise ValueError(f"expected a temperature above 0, found {request.temperature}")
-        if prompt_tokens + request.max_new_tokens > self._model.max_positions:
-            raise ValueError(
-                f"expected at most {self._model.max_positions} positions, found {prompt_tokens} prompt tokens + "
-                f"{request.max_new_tokens} max_new_tokens: raise model.max_positions or lower generation.max_new_tokens"
-            )
-        if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= self._model.vocabulary_size:
-            raise ValueError(
-                f"expected token ids in [0, {self._model.vocabulary_size}), found {min(request.prompt_token_ids)} to "
-                f"{max(request.prompt_token_ids)}"
-            )
 
     def _raise_failure(self) -> None:
         if self.failure is not None:

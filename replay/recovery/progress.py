@@ -9,11 +9,10 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from kinlog.lineage.decide import resumable_attempts
-from kinlog.lineage.journal import PROGRESS, Attempt, journal_batches, scan_journal
+from kinlog.lineage.journal import PROGRESS, UNREADABLE, Attempt, journal_batches, scan_journal
 from kinlog.lineage.state import Projection
 from kinlog.lineage.store import Store
 from kinlog.replay.recovery.plan import RecoveryPlan
-from kinlog.schemas.errors import LogDamagedError
 
 __all__ = ["Resumed", "resumed_by", "written_tokens"]
 
@@ -61,17 +60,18 @@ def resumed_by(
 
 
 def written_tokens(store: Store, directory: Path, wanted: Collection[Attempt]) -> dict[Attempt, int]:
-    """Return how many tokens the journal has of each attempt of which it has any. Damaged segments have none."""
+    """Return how many tokens the journal has of each attempt of which it has any. Segments that cannot be read have
+    none."""
     tokens: Counter[Attempt] = Counter()
     for name in filter(PROGRESS.owns, store.names(directory)):
         try:
             journal = scan_journal(store, directory / name)
-        except (LogDamagedError, FileNotFoundError):  # the latter: it was let go of meanwhile
+            for batch in journal_batches(journal):
+                columns = (batch.column(column).to_pylist() for column in ("group_id", "generation", "attempt"))
+                lengths = pc.list_value_length(batch.column("token_ids")).to_pylist()
+                for attempt, length in zip(zip(*columns, strict=True), lengths, strict=True):
+                    if attempt in wanted:
+                        tokens[attempt] += length
+        except UNREADABLE:
             continue
-        for batch in journal_batches(journal):
-            columns = (batch.column(column).to_pylist() for column in ("group_id", "generation", "attempt"))
-            lengths = pc.list_value_length(batch.column("token_ids")).to_pylist()
-            for attempt, length in zip(zip(*columns, strict=True), lengths, strict=True):
-                if attempt in wanted:
-                    tokens[attempt] += length
     return dict(tokens)

@@ -42,8 +42,8 @@ def progress_in(
     return progress, progress.begin(attempt)
 
 
-def read_back(directory: Path, attempt: Attempt) -> tuple[EarlierCall, ...]:
-    return ProgressReader(LocalStore(), directory).newest([attempt])
+async def read_back(directory: Path, attempt: Attempt) -> tuple[EarlierCall, ...]:
+    return await ProgressReader(LocalStore(), directory).newest([attempt])
 
 
 def told_tokens(tokens: GeneratedTokens) -> list[tuple[int, float, int]]:

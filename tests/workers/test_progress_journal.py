@@ -30,7 +30,7 @@ async def test_tokens_come_back_as_they_were_generated_in_portions(tmp_path: Pat
         for _ in range(portion):
             tokens.append(len(tokens), -0.5 * len(tokens), 9)
         await journal.write()
-    (call,) = read_back(tmp_path, ATTEMPT)
+    (call,) = await read_back(tmp_path, ATTEMPT)
     assert told_tokens(call.tokens) == told_tokens(tokens)
     assert (call.prompt_digest, call.finish_reason, call.turn) == (b"p" * 16, None, None)
 
@@ -56,7 +56,7 @@ async def test_calls_that_ended_and_were_judged_come_back_with_the_state_of_thei
         rollout.end_call(call, FinishReason.STOP)
         rollout.end_turn(call, turn)
         await journal.write()
-    first, second = read_back(tmp_path, ATTEMPT)
+    first, second = await read_back(tmp_path, ATTEMPT)
     assert (first.finish_reason, first.turn, second.turn) == (FinishReason.STOP, GOES_ON, ENDED)
 
 
@@ -76,7 +76,7 @@ async def test_prefixes_that_are_not_wanted_are_not_written(tmp_path: Path):
     rollout.end_call(0, FinishReason.STOP)
     rollout.end_turn(0, GOES_ON)
     await journal.write()
-    assert [call.turn for call in read_back(tmp_path, ATTEMPT)] == [GOES_ON]
+    assert [call.turn for call in await read_back(tmp_path, ATTEMPT)] == [GOES_ON]
 
 
 async def test_newest_attempt_that_left_anything_counts(tmp_path: Path):
@@ -85,9 +85,9 @@ async def test_newest_attempt_that_left_anything_counts(tmp_path: Path):
         rollout.begin_call(0, b"p" * 16, GeneratedTokens([attempt] * count, [-1.0] * count, [0] * count))
         await journal.write()
     reader = ProgressReader(LocalStore(), tmp_path)
-    (call,) = reader.newest([(3, 1, 1), (3, 1, 2), (3, 1, 3)])
+    (call,) = await reader.newest([(3, 1, 1), (3, 1, 2), (3, 1, 3)])
     assert list(call.tokens.token_ids) == [2, 2]
-    assert reader.newest([(3, 1, 3)]) == ()
+    assert await reader.newest([(3, 1, 3)]) == ()
 
 
 async def test_segment_that_is_still_written_to_is_read_as_far_as_it_is_there(tmp_path: Path):
@@ -96,10 +96,10 @@ async def test_segment_that_is_still_written_to_is_read_as_far_as_it_is_there(tm
     rollout.begin_call(0, b"p" * 16, tokens)
     await journal.write()
     reader = ProgressReader(LocalStore(), tmp_path)
-    assert [len(call.tokens) for call in reader.newest([ATTEMPT])] == [1]
+    assert [len(call.tokens) for call in await reader.newest([ATTEMPT])] == [1]
     tokens.append(2, -1.0, 0)
     await journal.write()
-    assert [len(call.tokens) for call in reader.newest([ATTEMPT])] == [2]
+    assert [len(call.tokens) for call in await reader.newest([ATTEMPT])] == [2]
 
 
 async def test_damaged_segment_costs_what_is_in_it_and_nothing_else(tmp_path: Path, caplog):
@@ -114,7 +114,7 @@ async def test_damaged_segment_costs_what_is_in_it_and_nothing_else(tmp_path: Pa
     frame = scan_journal(LocalStore(), damaged).scan.frames[1]
     data[frame.end - 9] ^= 1
     damaged.write_bytes(data)
-    (first, second) = ProgressReader(LocalStore(), tmp_path).newest([(3, 1, 1), (3, 1, 2)])
+    (first, second) = await ProgressReader(LocalStore(), tmp_path).newest([(3, 1, 1), (3, 1, 2)])
     assert list(first.tokens.token_ids) == list(second.tokens.token_ids) == [1]
     assert damaged.name in caplog.text
 
@@ -136,7 +136,7 @@ def test_parts_are_put_together_up_to_the_first_that_is_missing(lengths, cuts, l
             parts.append(CallPart(ATTEMPT, call, position, bytes([call]) * 16, part_tokens, ended, None))
             position, written = position + size, written + 1
     kept = [part for place, part in enumerate(parts) if place != lost]
-    again = list(parts_from_batch(parts_to_batch(kept))) if kept else []
+    again = list(parts_from_batch(parts_to_batch(kept), {ATTEMPT})) if kept else []
     calls = calls_of_parts(again)
     before = parts[:lost]
     expected = [

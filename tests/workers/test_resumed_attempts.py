@@ -9,6 +9,8 @@ from kinlog_lives import run_config
 from msgspec.structs import replace
 
 from kinlog.lineage.run_directory import RunDirectory
+from kinlog.lineage.store import LocalStore
+from kinlog.replay.recovery.progress import written_tokens
 from kinlog.schemas.config import RunConfig
 from kinlog.schemas.events import SiblingSealed
 from kinlog.schemas.orders import RolloutOrder
@@ -45,6 +47,7 @@ class Life:
 
     def __init__(self, config: RunConfig, directory: Path) -> None:
         self.worker = RolloutWorker(config, RunDirectory(directory))
+        self._progress_directory = RunDirectory(directory).progress
         self.engine = TorchEngine(load_policy(config.model), max_batch_size=1)
         self.staged: list[StagedRow] = []
         self.worker._engine = self.engine
@@ -73,22 +76,17 @@ class Life:
 
     async def die_after(self, order: RolloutOrder, *, tokens: int) -> None:
         """Be killed once so many tokens of the attempt are on disk."""
-        running = asyncio.create_task(self.worker.run(order))
-        assert self.worker._progress is not None
         attempt = (order.group_id, order.generation, order.attempt)
-        while self._written(attempt) < tokens:
+        running = asyncio.create_task(self.worker.run(order))
+        while written_tokens(LocalStore(), self._progress_directory, {attempt}).get(attempt, 0) < tokens:
             assert not running.done(), running.result()
             await asyncio.sleep(0)
+        assert self.worker._progress is not None
         if self.worker._progress._writing is not None:
             self.worker._progress._writing.cancel()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await self.engine.close()
-
-    def _written(self, attempt: tuple[int, int, int]) -> int:
-        assert self.worker._progress is not None
-        rollout = self.worker._progress._rollouts.get(attempt)
-        return sum(call.written for call in rollout._calls) if rollout is not None else 0
 
 
 @pytest.fixture
