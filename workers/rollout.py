@@ -184,7 +184,9 @@ def _turn_of(episode: Episode, verdict: Verdict, item: Item, *, limit: int) -> T
         state, version = episode.save_state(), episode.state_version
         problem = _problem_of(state, version, verdict, limit=limit)
     except Exception:
-        _logger.exception("this turn cannot be resumed: no state of the environment of sample %r", item.sample_id)
+        _logger.exception(
+            "this turn cannot be resumed: no state of the environment of sample %r", item.sample_id
+        )
         return None
     if problem:
         _logger.warning(

@@ -67,7 +67,9 @@ def written_tokens(store: Store, directory: Path, wanted: Collection[Attempt]) -
         try:
             journal = scan_journal(store, directory / name)
             for batch in journal_batches(journal):
-                columns = (batch.column(column).to_pylist() for column in ("group_id", "generation", "attempt"))
+                columns = (
+                    batch.column(column).to_pylist() for column in ("group_id", "generation", "attempt")
+                )
                 lengths = pc.list_value_length(batch.column("token_ids")).to_pylist()
                 for attempt, length in zip(zip(*columns, strict=True), lengths, strict=True):
                     if attempt in wanted:
