@@ -123,7 +123,11 @@ class Attempts:
                 )
                 for generation in generations
             }
-            newest = runtime.projection.weight_version if recovery.future_weights == "discard" else None
+            newest = {
+                generation: group.siblings[generation].rolled_back_to
+                for generation in generations
+                if recovery.future_weights == "discard"
+            }
             dispatched = decide.dispatch_siblings(
                 runtime.projection, group_id, assignments, max_resumes=recovery.resumes
             )
@@ -137,7 +141,7 @@ class Attempts:
                 prompt=group.prompt,
                 seed=event.seed,
                 resumable_attempts=tuple(resumable[event.generation]),
-                newest_weight_version=newest,
+                newest_weight_version=newest.get(event.generation),
             )
             for event in dispatched
         ]

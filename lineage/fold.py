@@ -23,7 +23,7 @@ __all__ = [
 
 #: What the fold makes of an event, as one number: raised whenever the same log would amount to another projection. A
 #: projection of another version is not gone on from, where the log can be folded again.
-FOLD_VERSION = 2
+FOLD_VERSION = 3
 
 #: What counts against a sibling's infrastructure budget, and against its data budget. Nothing else counts.
 INFRASTRUCTURE_REASONS = frozenset({Reason.INFRASTRUCTURE_FAILURE, Reason.WORKER_LOST, Reason.TIMEOUT})
@@ -142,7 +142,10 @@ def _sibling_dispatched(p: Projection, event: e.SiblingDispatched, seq: int) -> 
             f"group {group.group_id}/{event.generation}: attempt {event.attempt} resumes attempt "
             f"{event.resumes_attempt}, and the one before it is {sibling.attempt}"
         )
-    sibling.resumed_from = 0 if event.resumes_attempt is None else sibling.resumed_from or sibling.attempt
+    if event.resumes_attempt is None:
+        sibling.resumed_from, sibling.rolled_back_to = 0, None
+    else:
+        sibling.resumed_from = sibling.resumed_from or sibling.attempt
     sibling.attempt = event.attempt
     sibling.running = True
     group.phase = GroupPhase.GENERATING
@@ -318,6 +321,12 @@ def _run_restored(p: Projection, event: e.RunRestored, seq: int) -> None:
             group.phase = GroupPhase.FINALIZED
             group.claimed_step = None
             group.rolled_back |= undone
+        if not group.live:
+            continue
+        for sibling in group.siblings.values():
+            if sibling.attempt:
+                versions = (event.weight_version, sibling.rolled_back_to)
+                sibling.rolled_back_to = min(version for version in versions if version is not None)
     for step in [step for step in p.steps if step > event.train_step]:
         del p.steps[step]
     p.checkpoints = tuple(c for c in p.checkpoints if c.train_step <= event.train_step)

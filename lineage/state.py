@@ -62,6 +62,9 @@ class SiblingState(msgspec.Struct, gc=False):
     """Attempts that were under way when a controller died."""
     resumed_from: int = 0
     """The oldest attempt whose tokens ``attempt`` may go on from; 0: it began anew."""
+    rolled_back_to: int | None = None
+    """The oldest weight version that was gone back to since that attempt began: tokens of newer ones that these attempts
+    left may be of a history that was undone. ``None``: none was."""
 
     @property
     def waiting(self) -> bool:

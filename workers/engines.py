@@ -76,7 +76,8 @@ class Completion:
     """float32, ``(L,)``: natural log-probability of each token at the sampling temperature, under the weights that
     sampled it."""
     weight_versions: torch.Tensor
-    """int32, ``(L,)``: version of the weights that sampled each token; not decreasing."""
+    """int32, ``(L,)``: version of the weights that sampled each token. It does not decrease, unless weights were rolled
+    back between two attempts that the tokens are of."""
     finish_reason: FinishReason
 
 

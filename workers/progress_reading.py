@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 from kinlog.lineage.journal import (
@@ -89,23 +90,37 @@ class ProgressReader:
 
 
 def calls_of_parts(parts: Iterable[CallPart]) -> tuple[EarlierCall, ...]:
-    """Put the calls of one attempt together again, in order, up to the first of which something is missing."""
+    """Put the calls of one attempt together again, in order, up to the first that is missing.
+
+    Parts of calls that were made side by side are mixed. Those of one call follow each other.
+    """
     calls: list[EarlierCall] = []
+    in_order = sorted(parts, key=lambda part: part.call)
+    for number, of_call in groupby(in_order, key=lambda part: part.call):
+        call = _call_of_parts(of_call) if number == len(calls) else None
+        if call is None:
+            break
+        calls.append(call)
+    return tuple(calls)
+
+
+def _call_of_parts(parts: Iterator[CallPart]) -> EarlierCall | None:
+    """Put a call together, up to the first part that is missing; ``None`` when that is the first of all."""
+    first = next(parts)
+    if first.position != 0:
+        return None
+    call = EarlierCall(first.prompt_digest, first.tokens.part(), first.finish_reason, first.turn)
     for part in parts:
-        if part.call == len(calls) and part.position == 0:
-            calls.append(EarlierCall(part.prompt_digest, part.tokens.part(), part.finish_reason, part.turn))
-            continue
-        call = calls[part.call] if part.call < len(calls) else None
-        if call is None or call.prompt_digest != part.prompt_digest or len(call.tokens) != part.position:
+        if call.prompt_digest != part.prompt_digest or len(call.tokens) != part.position:
             break
         for token in part.tokens:
             call.tokens.append(*token)
-        calls[part.call] = replace(
+        call = replace(
             call,
             finish_reason=part.finish_reason if call.finish_reason is None else call.finish_reason,
             turn=part.turn if call.turn is None else call.turn,
         )
-    return tuple(calls)
+    return call
 
 
 def usable_calls(

@@ -97,3 +97,24 @@ def test_tokens_of_earlier_attempts_are_counted_with_the_seal():
     told.seal(group_id)
     resumed = told.group(group_id).siblings[0].sealed.resumed_tokens
     assert 0 < resumed == told.p.resumed_tokens_total
+
+
+def test_tokens_of_weights_that_were_rolled_back_are_told_from_later_ones_of_the_same_version_in_every_life():
+    told = Story()
+    told.train(told.finalized())
+    checkpoint = told.checkpoint()
+    told.train(told.finalized())
+    group_id = told.generating(siblings=1)  # by version 2, which is undone
+    told.restore(checkpoint)
+    told.supersede(group_id, 0, Reason.CONTROLLER_RESTART)
+    told.train(told.finalized())
+    told.train(told.finalized())
+    sibling = told.group(group_id).siblings[0]
+    assert (told.p.weight_version, sibling.rolled_back_to) == (3, 1)
+    told.restore(told.checkpoint())
+    assert sibling.rolled_back_to == 1
+    told.dispatch(group_id)
+    assert (sibling.resumed_from, sibling.rolled_back_to) == (1, 1)
+    told.supersede(group_id, 0, Reason.DATA_FAILURE)
+    told.dispatch(group_id)
+    assert sibling.rolled_back_to is None  # it begins anew

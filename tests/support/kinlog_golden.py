@@ -30,6 +30,7 @@ LATER_FIELDS: dict[str, object] = {
     "projection.groups.*.rolled_back": False,
     "projection.groups.*.siblings.*.restarts": 0,
     "projection.groups.*.siblings.*.resumed_from": 0,
+    "projection.groups.*.siblings.*.rolled_back_to": None,
     "projection.groups.*.siblings.*.sealed.resumed_tokens": 0,
     "projection.resumed_tokens_total": 0,
     "sibling_dispatched.resumes_attempt": None,
@@ -40,6 +41,14 @@ LATER_FIELDS: dict[str, object] = {
 LATER_VALUES: dict[tuple[str, str], object] = {
     ("v1/whole_run", "projection.groups.6.siblings.0.restarts"): 1,
     ("v1/whole_run", "projection.groups.6.siblings.1.restarts"): 1,
+    **{
+        (name, f"projection.groups.{sibling}.rolled_back_to"): version
+        for name, version, siblings in (
+            ("v1/extremes", 2**63 - 1, "0.siblings.0 1.siblings.0 1.siblings.1 2.siblings.0"),
+            ("v1/whole_run", 1, "2.siblings.0 2.siblings.1 2.siblings.2 5.siblings.0 5.siblings.1"),
+        )
+        for sibling in siblings.split()
+    },
 }
 
 
