@@ -43,6 +43,7 @@ RECOVERY_PHASE = Label(
         "inventory",
         "put_rows_back",
         "plan",
+        "read_progress",
         "start_workers",
         "write_plan",
     ),

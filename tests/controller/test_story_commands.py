@@ -151,6 +151,6 @@ def test_plan_of_a_live_run_says_what_a_kill_would_cost(run: DiskRun):
     run.story.dispatch(2)
     run.position()
     path = str(run.directory.path)
-    assert "1 sibling in flight would be generated again." in _words(_kinlog("plan", path))
+    assert "1 sibling in flight would be cut off." in _words(_kinlog("plan", path))
     assert json.loads(_kinlog("plan", path, "--json").stdout)["loss"]["siblings_in_flight"] == 1
     run.close()
