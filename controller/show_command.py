@@ -3,13 +3,14 @@
 import json
 import shutil
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from kinlog.controller.command_parameters import json_option, run_argument, time_value
+from kinlog.controller.ctrl_c import sleep_until_ctrl_c
 from kinlog.lineage.scan import scan_log
 from kinlog.replay.inspection import locate_run
 from kinlog.replay.rendering import LINE_COLUMNS, event_line, event_object
@@ -109,23 +110,24 @@ def show_command(
         until_us=until_us,
     )
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() and not as_json else None
-    records = _records(run, selection, follow=follow)
-    try:
-        if not as_json:
-            click.echo(LINE_COLUMNS[:width])
-        for record in records:
-            line = json.dumps(event_object(record), ensure_ascii=False) if as_json else event_line(record)
-            click.echo(line[:width])
-    except KeyboardInterrupt:
-        if not follow:
-            raise
+    if not as_json:
+        click.echo(LINE_COLUMNS[:width])
+    if not follow:
+        _show(_records(run, selection), as_json=as_json, width=width)
+        return
+    with suppress(KeyboardInterrupt), sleep_until_ctrl_c() as sleep:
+        records = follow_events(locate_run(run).log, selection, pause=lambda: sleep(_POLL_S), tell=_tell)
+        _show(records, as_json=as_json, width=width)
 
 
-def _records(run: Path, selection: EventFilter, *, follow: bool) -> Iterator[RecordedEvent]:
-    log = locate_run(run).log
-    if follow:
-        return follow_events(log, selection, pause=lambda: time.sleep(_POLL_S), tell=_tell)
-    scan = scan_log(log)
+def _show(records: Iterable[RecordedEvent], *, as_json: bool, width: int | None) -> None:
+    for record in records:
+        line = json.dumps(event_object(record), ensure_ascii=False) if as_json else event_line(record)
+        click.echo(line[:width])
+
+
+def _records(run: Path, selection: EventFilter) -> Iterator[RecordedEvent]:
+    scan = scan_log(locate_run(run).log)
     if scan.base is not None:
         _tell(f"the events up to seq {scan.first_seq - 1} were dropped (log.history: drop)")
     return select_events(scan, selection)

@@ -1,7 +1,6 @@
 """The command that shows a run as it goes on: ``kinlog watch``. It needs the base install only, and only reads."""
 
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from kinlog.controller.command_parameters import echo_json, json_option, run_argument
+from kinlog.controller.ctrl_c import sleep_until_ctrl_c
 from kinlog.controller.watch_text import render_view
 from kinlog.replay.watch.run import WatchedRun
 from kinlog.schemas.errors import RunNotFoundError
@@ -43,11 +43,11 @@ def watch_command(run: Path, once: bool, as_json: bool) -> None:
     elif once or not sys.stdout.isatty():
         click.echo(render_view(WatchedRun(run).look()))
     else:
-        with suppress(KeyboardInterrupt):
-            _watch(run)
+        with suppress(KeyboardInterrupt), sleep_until_ctrl_c() as sleep:
+            _watch(run, sleep)
 
 
-def _watch(run: Path, sleep: Callable[[float], None] = time.sleep) -> None:
+def _watch(run: Path, sleep: Callable[[float], None]) -> None:
     watched: WatchedRun | None = None
     with Live(Text(f"looking at {run}"), auto_refresh=False, vertical_overflow="crop") as live:
         while True:

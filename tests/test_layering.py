@@ -47,8 +47,11 @@ def test_schemas_lineage_and_replay_import_without_the_training_stack():
     assert child.returncode == 0, child.stderr
 
 
-def test_every_import_keeps_the_contracts_of_the_layers(capsys, monkeypatch):
-    cli = pytest.importorskip("importlinter.cli", reason="import-linter is a development dependency")
-    monkeypatch.chdir(CONTRACTS.parent)
-    outcome = cli.lint_imports(config_filename=str(CONTRACTS), no_cache=True)
-    assert outcome == cli.EXIT_STATUS_SUCCESS, capsys.readouterr().out
+def test_every_import_keeps_the_contracts_of_the_layers():
+    pytest.importorskip("importlinter.cli", reason="import-linter is a development dependency")
+    # In a process of its own: it disables every logger that there is.
+    code = f"import sys; from importlinter.cli import lint_imports as lint; sys.exit(lint({str(CONTRACTS)!r}, no_cache=True))"
+    checked = subprocess.run(
+        [sys.executable, "-c", code], cwd=CONTRACTS.parent, capture_output=True, check=False, text=True
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -137,7 +137,7 @@ class _Terminal:
 def test_ctrl_c_ends_the_view_in_order(run: DiskRun, monkeypatch):
     looked: list[Path] = []
 
-    def interrupted(path: Path) -> None:
+    def interrupted(path: Path, sleep: object) -> None:
         looked.append(path)
         raise KeyboardInterrupt
 
