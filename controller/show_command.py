@@ -110,24 +110,25 @@ def show_command(
         until_us=until_us,
     )
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() and not as_json else None
-    if not as_json:
-        click.echo(LINE_COLUMNS[:width])
+    log = locate_run(run).log
     if not follow:
-        _show(_records(run, selection), as_json=as_json, width=width)
+        _show(_records(log, selection), as_json=as_json, width=width)
         return
     with suppress(KeyboardInterrupt), sleep_until_ctrl_c() as sleep:
-        records = follow_events(locate_run(run).log, selection, pause=lambda: sleep(_POLL_S), tell=_tell)
+        records = follow_events(log, selection, pause=lambda: sleep(_POLL_S), tell=_tell)
         _show(records, as_json=as_json, width=width)
 
 
 def _show(records: Iterable[RecordedEvent], *, as_json: bool, width: int | None) -> None:
+    if not as_json:
+        click.echo(LINE_COLUMNS[:width])
     for record in records:
         line = json.dumps(event_object(record), ensure_ascii=False) if as_json else event_line(record)
         click.echo(line[:width])
 
 
-def _records(run: Path, selection: EventFilter) -> Iterator[RecordedEvent]:
-    scan = scan_log(locate_run(run).log)
+def _records(log: Path, selection: EventFilter) -> Iterator[RecordedEvent]:
+    scan = scan_log(log)
     if scan.base is not None:
         _tell(f"the events up to seq {scan.first_seq - 1} were dropped (log.history: drop)")
     return select_events(scan, selection)

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 import kinlog.controller.cli
-from kinlog.controller import show_command
+from kinlog.controller import ctrl_c
 from kinlog.controller.cli import cli
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +108,7 @@ def test_commands_of_a_page_do_what_they_are_shown_for(
     page: str, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(kinlog.controller.cli, "_runtime", lambda module: TrainingLeftOut())
-    monkeypatch.setattr(show_command.time, "sleep", interrupt)  # what follows a log is ended as by Ctrl-C
+    monkeypatch.setattr(ctrl_c.time, "sleep", interrupt)  # what follows a log is ended as by Ctrl-C
     for number, block in enumerate(COMMANDS[page]):
         directory = tmp_path / str(number)
         shutil.copytree(prepared, directory)
