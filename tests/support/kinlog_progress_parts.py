@@ -1,5 +1,6 @@
 """A progress journal on a real disk that writes when it is told to, and what comes back from it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from kinlog.lineage.journal import PROGRESS, Attempt, Journal
@@ -59,3 +60,26 @@ def earlier_call(
 ) -> EarlierCall:
     tokens = GeneratedTokens([1] * length, [-1.0] * length, [version] * length)
     return EarlierCall(b"p" * 16, tokens, finish_reason, turn)
+
+
+class Kept:
+    """Keeps what it is told of, as the progress journal does, and can forget the end of it."""
+
+    def __init__(self) -> None:
+        self.calls: list[EarlierCall] = []
+
+    def begin_call(self, call: int, prompt_digest: bytes, tokens: GeneratedTokens) -> None:
+        self.calls.append(EarlierCall(prompt_digest, tokens, None, None))
+
+    def end_call(self, call: int, finish_reason: FinishReason) -> None:
+        self.calls[call] = replace(self.calls[call], finish_reason=finish_reason)
+
+    def end_turn(self, call: int, turn: Turn) -> None:
+        self.calls[call] = replace(self.calls[call], turn=turn)
+
+    def cut_in(self, call: int, tokens: int) -> list[EarlierCall]:
+        """What is there when the process dies in a call, after so many tokens of it."""
+        cut = replace(
+            self.calls[call], tokens=self.calls[call].tokens.part(0, tokens), finish_reason=None, turn=None
+        )
+        return [*self.calls[:call], *([cut] if tokens else [])]

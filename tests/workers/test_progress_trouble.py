@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from kinlog_progress_parts import progress_in, read_back
+from kinlog_progress_parts import Kept, progress_in, read_back
 from kinlog_stateful_environment import TallyEpisode
 
 from kinlog.lineage.journal import PROGRESS, Journal, JournalKind
@@ -205,22 +205,6 @@ async def test_writing_that_ends_for_whatever_reason_says_so(tmp_path: Path, cap
 
 
 # ---- environments -----------------------------------------------------------------------------------------------------
-
-
-class Kept:
-    """Keeps the turns that it is told of."""
-
-    def __init__(self) -> None:
-        self.calls: list[EarlierCall] = []
-
-    def begin_call(self, call: int, prompt_digest: bytes, tokens: GeneratedTokens) -> None:
-        self.calls.append(EarlierCall(prompt_digest, tokens, None, None))
-
-    def end_call(self, call: int, finish_reason: FinishReason) -> None:
-        self.calls[call] = replace(self.calls[call], finish_reason=finish_reason)
-
-    def end_turn(self, call: int, turn: Turn) -> None:
-        self.calls[call] = replace(self.calls[call], turn=turn)
 
 
 class Begins:

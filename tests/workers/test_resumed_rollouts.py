@@ -6,42 +6,19 @@ from dataclasses import replace as with_changes
 
 import pytest
 import torch
+from kinlog_progress_parts import Kept
 from kinlog_stateful_environment import Forgetful, Tally, judged
 
-from kinlog.schemas.reasons import FinishReason
 from kinlog.schemas.settings import GenerationSettings, RolloutSettings
 from kinlog.workers.engines import GeneratedTokens
 from kinlog.workers.environments import Environment
-from kinlog.workers.model_calls import EarlierCall, ModelCalls, Turn
+from kinlog.workers.model_calls import EarlierCall, ModelCalls
 from kinlog.workers.rollout import Rollout, run_rollout
 
 pytest_plugins = ["kinlog_policy_fixtures"]
 
 GENERATION = GenerationSettings(max_new_tokens=12, temperature=0.9)
 SETTINGS = RolloutSettings(max_turns=3)
-
-
-class Kept:
-    """Keeps what it is told of, as the progress journal does, and can forget the end of it."""
-
-    def __init__(self) -> None:
-        self.calls: list[EarlierCall] = []
-
-    def begin_call(self, call: int, prompt_digest: bytes, tokens: GeneratedTokens) -> None:
-        self.calls.append(EarlierCall(prompt_digest, tokens, None, None))
-
-    def end_call(self, call: int, finish_reason: FinishReason) -> None:
-        self.calls[call] = with_changes(self.calls[call], finish_reason=finish_reason)
-
-    def end_turn(self, call: int, turn: Turn) -> None:
-        self.calls[call] = with_changes(self.calls[call], turn=turn)
-
-    def cut_in(self, call: int, tokens: int) -> list[EarlierCall]:
-        """What is there when the process dies in a call, after so many tokens of it."""
-        cut = with_changes(
-            self.calls[call], tokens=self.calls[call].tokens.part(0, tokens), finish_reason=None, turn=None
-        )
-        return [*self.calls[:call], *([cut] if tokens else [])]
 
 
 @pytest.fixture
