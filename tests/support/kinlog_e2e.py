@@ -30,6 +30,8 @@ COMMAND_TIMEOUT_S = 180.0
 
 _MARK = "KINLOG_E2E_LIFE"
 _POLL_S = 0.03
+#: Who looks on takes at most a third of a core from the run that is looked at.
+_REST_PER_LOOK = 2.0
 _TAIL_LINES = 40
 
 _CONFIG = """\
@@ -57,6 +59,16 @@ def write_config(path: Path, *, max_steps: int, whole_task: str) -> Path:
     """Write a small configuration of two tasks, ``gcd`` and ``bits``; ``whole_task`` is redone by prompt group."""
     path.write_text(_CONFIG.format(max_steps=max_steps, whole_task=whole_task))
     return path
+
+
+class Pause:
+    """Between two looks at a run: the longer a look took, the longer."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def rest(self) -> None:
+        time.sleep(max(_POLL_S, _REST_PER_LOOK * (time.monotonic() - self._began)))
 
 
 class KinlogProcess:
@@ -105,12 +117,13 @@ class KinlogProcess:
         deadline = time.monotonic() + LIFE_TIMEOUT_S
         while time.monotonic() < deadline:
             ended = self.ended
+            pause = Pause()
             found = look()
             if found is not None:
                 return found
             if ended:
                 pytest.fail(f"it ended before {what}: {self.story()}")
-            time.sleep(_POLL_S)
+            pause.rest()
         pytest.fail(f"waited in vain until {what}: {self.story()}")
 
     def processes(self) -> list[psutil.Process]:

@@ -1,10 +1,12 @@
 """The two lives that the end-to-end tests look at: one that is killed in the middle, and the one that goes on from it."""
 
 import shutil
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 from kinlog_e2e import (
     KinlogProcess,
@@ -30,6 +32,8 @@ from kinlog.schemas.reasons import Granularity
 _MIN_STEP = 4
 _STEPS_AFTER_RESTART = 8
 _LIVE_READINGS = 50
+#: What a worker answered before it was stopped is in the log after this time, but for chance.
+_ANSWERED_AND_RECORDED_S = 0.5
 
 Attempt = tuple[int, int, int]
 """Group, generation, attempt."""
@@ -221,15 +225,26 @@ def live_to_the_end(killed: KilledRun, base: Path) -> ResumedRun:
 def _kill_actors(life: KinlogProcess, run: Path) -> tuple[set[Attempt], set[int]]:
     """SIGKILL the finalizer and the generation worker while both have work, and return what they had."""
     life.until(lambda: _trained_in_second_life(run), "it had trained a step")
-    finalizer = life.until(lambda: life.actor("FinalizerWorker"), "its finalizer was there")
-    worker = life.until(lambda: life.actor("RolloutWorker"), "its generation worker was there")
-    finalizer.suspend()  # what it has, it keeps
-    finalizing = life.until(lambda: _finalizing(run), "the stopped finalizer had groups to finalize")
-    worker.suspend()
-    running = life.until(lambda: _running(run), "the stopped generation worker had siblings to generate")
-    worker.kill()
-    finalizer.kill()
-    return running, finalizing
+
+    def kill() -> tuple[set[Attempt], set[int]] | None:
+        finalizer, worker = life.actor("FinalizerWorker"), life.actor("RolloutWorker")
+        if finalizer is None or worker is None:
+            return None
+        with suppress(psutil.NoSuchProcess):
+            finalizer.suspend()  # what it has, it keeps: groups wait to be finalized
+            life.until(lambda: _finalizing(run), "the stopped finalizer had groups to finalize")
+            worker.suspend()
+            time.sleep(_ANSWERED_AND_RECORDED_S)
+        with life.frozen():
+            # Where one of them has nothing to do by now, or was given up, all goes on, and it is tried again.
+            running, finalizing, there = _running(run), _finalizing(run), life.processes()
+            if running is not None and finalizing is not None and worker in there and finalizer in there:
+                worker.kill()
+                finalizer.kill()
+                return running, finalizing
+        return None
+
+    return life.until(kill, "generation worker and finalizer both had work")
 
 
 def _trained_in_second_life(run: Path) -> bool | None:

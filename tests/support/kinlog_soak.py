@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import psutil
-from kinlog_e2e import KinlogProcess, blake2b
+from kinlog_e2e import KinlogProcess, Pause, blake2b
 from msgspec.structs import replace
 
 from kinlog.lineage.fold import fold
@@ -43,7 +43,6 @@ TARGETS = {
 #: Those whose death the run survives by itself.
 _REVIVED = {"generation worker", "finalizer"}
 
-_POLL_S = 0.02
 #: Once a life has recovered, a moment that does not come is not waited for any longer: the kill happens then.
 _PATIENCE_S = 8.0
 #: About how long a recovery takes on two cores, nearly all of it imports in five processes.
@@ -265,11 +264,14 @@ def _kill_once(life: KinlogProcess, watcher: Watcher, chance: random.Random, tar
     is_time = _moments(watcher, chance)[phase]
     patience_s = _PATIENCE_S + chance.uniform(0, 5)
     deadline = None
+    process = None
     while not life.ended:
+        pause = Pause()
         watcher.look()
         if deadline is None and watcher.recovered:
             deadline = time.monotonic() + patience_s
-        process = life.actor(TARGETS[target]) if target != WHOLE_TREE else None
+        if target != WHOLE_TREE and (process is None or not process.is_running()):
+            process = life.actor(TARGETS[target])
         there = target == WHOLE_TREE or process is not None
         late = deadline is not None and time.monotonic() > deadline
         if there and (late or is_time()):
@@ -280,7 +282,7 @@ def _kill_once(life: KinlogProcess, watcher: Watcher, chance: random.Random, tar
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             return kill
-        time.sleep(_POLL_S)
+        pause.rest()
     return None
 
 
