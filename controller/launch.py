@@ -184,6 +184,7 @@ def _check_run(directory: RunDirectory, output: ProgressOutput, *, resume: bool)
 def _ray_cluster(config: RunConfig, output: ProgressOutput) -> Iterator[None]:
     began = time.perf_counter()
     ray.init(
+        address="local",  # one of its own, whatever RAY_ADDRESS or a running one would have it join
         num_cpus=required_cpus(config.data_plane) + 1,
         object_store_memory=_OBJECT_STORE_BYTES,
         include_dashboard=False,

@@ -17,7 +17,7 @@ from kinlog.workers.ray_adapters import RayFinalizer, RayRolloutPool, RayTrainer
 from kinlog.workers.rollout_worker import RolloutWorker
 from kinlog.workers.trainer_worker import TrainerWorker
 
-__all__ = ["RayParts"]
+__all__ = ["RayParts", "rollout_pool"]
 
 
 class RayParts:
@@ -36,19 +36,26 @@ class RayParts:
 
     async def start_workers(self) -> Workers:
         self._actors = self._actors or self._start_actors()
-        supervision = self._config.supervision
-        pool = RayRolloutPool(
-            self._actors.generation,
-            # Within the time that the pool as a whole is given, and before the run would be stopped.
-            probe_timeout_s=supervision.probe_timeout_s / 2,
-            max_unanswered=max(0, supervision.max_failed_probes - 2),
-        )
+        pool = rollout_pool(self._config, self._actors.generation)
         finalizer, trainer = self._actors.finalizer, self._actors.trainer
         await asyncio.gather(pool.prepare(), finalizer.prepare(), trainer.prepare())
         return Workers(pool, RayFinalizer(finalizer), RayTrainer(trainer, pool))
 
     def _start_actors(self) -> "_Actors":
         return _Actors(self._config, self._directory)
+
+
+def rollout_pool(config: RunConfig, workers: list[RevivedActor]) -> RayRolloutPool:
+    """Return a pool that gives workers the time that the configuration says."""
+    supervision = config.supervision
+    finishes_first = config.generation.in_flight_updates == "finish"
+    return RayRolloutPool(
+        workers,
+        # Within the time that the pool as a whole is given, and before the run would be stopped.
+        probe_timeout_s=supervision.probe_timeout_s / 2,
+        max_unanswered=max(0, supervision.max_failed_probes - 2),
+        update_wait_s=config.rollout.sibling_timeout_s if finishes_first else 0.0,
+    )
 
 
 class _Actors:

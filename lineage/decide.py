@@ -33,7 +33,9 @@ __all__ = [
 ]
 
 #: Why an attempt was given up that there was nothing wrong with: what it had generated is as good as any.
-RESUMABLE_REASONS = frozenset({Reason.CONTROLLER_RESTART, Reason.WORKER_LOST, Reason.INFRASTRUCTURE_FAILURE})
+RESUMABLE_REASONS = frozenset(
+    {Reason.CONTROLLER_RESTART, Reason.PREEMPTED, Reason.WORKER_LOST, Reason.INFRASTRUCTURE_FAILURE}
+)
 
 
 class Assignment(NamedTuple):

@@ -317,7 +317,8 @@ class RowJournalSettings(Settings, frozen=True, kw_only=True):
     sibling."""
 
     enabled: bool = True
-    """Without it, siblings that were sealed after the last checkpoint are generated again at a restart."""
+    """Without it, siblings that were sealed after the last checkpoint are generated again at a restart, and
+    ``rollout_recovery.prefix`` and ``turn`` must be ``discard``."""
     segment_bytes: Annotated[int, Meta(ge=65_536)] = 16 * 1024 * 1024
     """A segment is removed as a whole, once every row in it is durable elsewhere or gone."""
     progress_every_s: PositiveFloat = 2.0
@@ -347,8 +348,8 @@ class DataPlaneSettings(Settings, frozen=True, kw_only=True):
 
     num_storage_units: PositiveInt = 2
     """Storage units, an actor each. A checkpoint loads only into as many as it was saved from."""
-    call_timeout_s: PositiveFloat = 30.0
-    """How long one call may take."""
+    call_timeout_s: Annotated[float, Meta(gt=0, lt=200)] = 30.0
+    """How long one call may take. TransferQueue itself gives up after 200 s, and says less."""
 
 
 class SupervisionSettings(Settings, frozen=True, kw_only=True):

@@ -35,6 +35,13 @@ def test_preempted_run_hands_everything_sealed_to_its_next_life():
     assert sealed == {(g.group_id, n) for g in now.p.live_groups() for n, s in g.siblings.items() if s.sealed}
 
 
+def test_sibling_that_was_under_way_goes_on_from_its_tokens_in_the_next_life():
+    given = Given(reserved(siblings=3), worker_hangs(0, 1, 1))
+    now = given.when(preempted(hangs_alone), restarted(tail_rows=True), living()).then()
+    sent = {(d.group_id, d.generation, d.attempt): d for d in now.of(e.SiblingDispatched)}
+    assert sent[0, 1, 2].resumes_attempt == 1
+
+
 @pytest.mark.parametrize("step", range(1, 4))
 def test_steps_that_were_trained_before_the_end_are_not_trained_again(step: int):
     came = Preemption()

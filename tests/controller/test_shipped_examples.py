@@ -26,7 +26,7 @@ def test_example_is_accepted_and_says_at_its_top_what_it_is_for(path: Path):
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 async def test_example_is_trained_by_the_real_controller(path: Path, tmp_path: Path):
-    """Its workers and its data plane are stand-ins; the end-to-end tests train two of them on real ones."""
+    """Its workers and its data plane are stand-ins; the end-to-end tests train some of them on real ones."""
     config = load_config(path)
     steps = min(3, config.trainer.max_steps)
     short = replace(

@@ -9,7 +9,12 @@ from kinlog.schemas.errors import TransitionError
 from kinlog.schemas.events import SiblingDispatched
 from kinlog.schemas.reasons import Granularity, Reason
 
-CUT_OFF = (Reason.CONTROLLER_RESTART, Reason.WORKER_LOST, Reason.INFRASTRUCTURE_FAILURE)
+CUT_OFF = (
+    Reason.CONTROLLER_RESTART,
+    Reason.PREEMPTED,
+    Reason.WORKER_LOST,
+    Reason.INFRASTRUCTURE_FAILURE,
+)
 
 
 def resumable(told: Story, group_id: int, *, max_resumes: int = 3) -> list[int]:

@@ -50,14 +50,17 @@ rollout_recovery:
   default_granularity: sibling
   task_granularity_overrides: {{{whole_task}: prompt_group}}
 checkpointing: {{every_steps: 2}}
+data_plane: {{num_storage_units: {num_storage_units}}}
 row_journal: {{progress_every_s: 0.1}}
 log: {{segment_bytes: 65536}}
 """
 
 
-def write_config(path: Path, *, max_steps: int, whole_task: str) -> Path:
+def write_config(path: Path, *, max_steps: int, whole_task: str, num_storage_units: int = 2) -> Path:
     """Write a small configuration of two tasks, ``gcd`` and ``bits``; ``whole_task`` is redone by prompt group."""
-    path.write_text(_CONFIG.format(max_steps=max_steps, whole_task=whole_task))
+    path.write_text(
+        _CONFIG.format(max_steps=max_steps, whole_task=whole_task, num_storage_units=num_storage_units)
+    )
     return path
 
 

@@ -5,9 +5,12 @@ import asyncio
 import pytest
 import ray
 from kinlog_interleavings import run_by_chance, ticks
+from kinlog_lives import run_config
 from ray.exceptions import RayActorError
 
+from kinlog.controller.ray_parts import rollout_pool
 from kinlog.schemas.errors import WorkerLostError
+from kinlog.schemas.settings import InFlightUpdates
 from kinlog.workers.ray_adapters import RayRolloutPool, RevivedActor
 
 
@@ -33,7 +36,7 @@ class Actor:
         self.hangs = False
         self.killed = 0
         self.calls: list[asyncio.Future[None]] = []
-        self.attach = self.probe = self.run = Method(self)
+        self.attach = self.probe = self.run = self.update_weights = Method(self)
 
     def kill(self) -> None:
         self.killed += 1
@@ -52,12 +55,15 @@ def killing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "kill", kill)
 
 
-async def pool_of(*actors: Actor) -> RayRolloutPool:
-    workers = [
+def workers_of(*actors: Actor) -> list[RevivedActor]:
+    return [
         RevivedActor(f"generation-{number}", actor, restart_timeout_s=60.0)
         for number, actor in enumerate(actors)
     ]
-    pool = RayRolloutPool(workers, probe_timeout_s=5.0, max_unanswered=1)
+
+
+async def pool_of(*actors: Actor) -> RayRolloutPool:
+    pool = RayRolloutPool(workers_of(*actors), probe_timeout_s=5.0, max_unanswered=1)
     await pool.prepare()
     return pool
 
@@ -108,5 +114,30 @@ def test_probe_that_is_answered_late_once_is_forgiven():
             slow.hangs = False
             await pool.probe()
         assert slow.killed == 0
+
+    run_by_chance(main())
+
+
+@pytest.mark.parametrize(("in_flight_updates", "more_s"), [("continue", 0.0), ("finish", 70.0)])
+def test_worker_that_finishes_its_calls_before_it_takes_new_weights_is_given_their_time(
+    in_flight_updates: InFlightUpdates, more_s: float
+):
+    config = run_config(
+        generation__engine="vllm",
+        generation__in_flight_updates=in_flight_updates,
+        rollout__sibling_timeout_s=70.0,
+        supervision__probe_timeout_s=10.0,
+        supervision__max_failed_probes=4,
+    )
+
+    async def main() -> None:
+        slow = Actor()
+        pool = rollout_pool(config, workers_of(slow))
+        await pool.prepare()
+        slow.hangs = True
+        began_s = asyncio.get_running_loop().time()
+        await pool.update_weights("weights", 1)
+        assert slow.killed == 1
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(3 * 5.0 + more_s)
 
     run_by_chance(main())
