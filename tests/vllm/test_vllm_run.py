@@ -47,6 +47,7 @@ rollout: {{num_generations: 4, max_live_groups: 6, max_inflight_siblings: 12, ma
 supervision: {{max_retry_backoff_s: 2.0, start_timeout_s: 500, restart_timeout_s: 500, stall_timeout_s: 600}}
 sampler: {{name: weight_fifo, max_staleness_versions: 100}}
 checkpointing: {{every_steps: 1}}
+row_journal: {{progress_every_s: 0.05}}
 """
 
 Attempt = tuple[int, int, int]
@@ -194,6 +195,21 @@ def test_sealed_siblings_are_used_again_and_not_generated_again(lives: TwoLives)
     assert sealed & dispatched == set()
     planned = of_kind(lives.records, e.RecoveryPlanned)[0]
     assert planned.siblings_reused >= len(sealed)
+
+
+@pytest.mark.parametrize("epoch", [1, 2], ids=["the engine was killed", "everything was killed"])
+def test_siblings_that_were_cut_off_go_on_from_the_tokens_that_they_had(lives: TwoLives, epoch: int):
+    attempts = {
+        (event.group_id, event.generation, event.attempt)
+        for event in of_kind(lives.records, e.SiblingDispatched, epoch=epoch)
+        if event.resumes_attempt is not None
+    }
+    seals = {
+        (event.group_id, event.generation, event.attempt): event
+        for event in of_kind(lives.records, e.SiblingSealed, epoch=epoch)
+    }
+    resumed = [seals[attempt].resumed_tokens for attempt in attempts & seals.keys()]
+    assert any(tokens > 0 for tokens in resumed)
 
 
 def test_tokens_are_stamped_with_the_version_that_the_trainer_gave(lives: TwoLives):
