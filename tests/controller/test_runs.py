@@ -84,20 +84,26 @@ async def test_siblings_sealed_after_the_checkpoint_are_redone_as_rows_missing(t
     life, _ = await interrupted_life(tmp_path / "run")
     for group in life.p.live_groups():
         life.parts.pool.hold(group.group_id, 1, 1)  # let them seal past the checkpoint, without finishing
-    for _ in range(200):
-        await asyncio.sleep(0)
-    await life.kill()
     checkpoint = life.p.checkpoints[-1]
     # A row that was put just before the save, and sealed just after, is there all the same.
     saved = (tmp_path / "run" / "checkpoints" / checkpoint.name / "data_plane" / "rows.json").read_text()
-    lost = [
-        (group.group_id, g)
-        for group in life.p.live_groups()
-        for g, s in group.siblings.items()
-        if s.sealed_seq > checkpoint.position.seq
-        and staging_key(group.group_id, g, s.attempt, 0) not in saved
-    ]
-    assert lost
+
+    def sealed_since() -> list[tuple[int, int]]:
+        return [
+            (group.group_id, g)
+            for group in life.p.live_groups()
+            for g, s in group.siblings.items()
+            if s.sealed_seq > checkpoint.position.seq
+            and staging_key(group.group_id, g, s.attempt, 0) not in saved
+        ]
+
+    async with asyncio.timeout(600):
+        await life.controller._runtime.changes.wait_for(lambda: sealed_since() or None)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    await life.kill()
+    assert life.p.checkpoints[-1] is checkpoint
+    lost = sealed_since()
     resumed = await next_life(tmp_path / "run", life.config)
     superseded = {
         (event.group_id, event.generation)

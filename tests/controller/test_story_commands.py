@@ -142,7 +142,7 @@ def test_show_follows_a_live_log_until_ctrl_c_and_ends_with_0(run: DiskRun):
     second = json.loads(followed.stdout.readline())
     assert (second["weight_version"], second["seq"]) == (2, run.p.last_seq)
     followed.send_signal(signal.SIGINT)
-    _, stderr = followed.communicate(timeout=60)
+    _, stderr = followed.communicate(timeout=600)
     assert (followed.returncode, stderr) == (0, "")
     run.close()
 

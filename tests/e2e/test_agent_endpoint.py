@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import kinlog_agents
+import msgspec
 import pytest
-from kinlog_e2e import KinlogProcess, of_kind, recorded, run_kinlog
+from kinlog_e2e import PATIENT, KinlogProcess, of_kind, recorded, run_kinlog
 
 from kinlog.replay.projection import replay
 from kinlog.schemas import events as e
@@ -22,9 +23,11 @@ dataset:
     - {{name: bits, generator: count_bits, agent: "{RETRYING}", options: {{min_n: 1, max_n: 9}}}}
     - {{name: gcd, generator: gcd, agent: "{BLOCKING}", options: {{min_value: 1, max_value: 6}}}}
 trainer: {{max_steps: 2, groups_per_step: 2}}
-rollout: {{num_generations: 4, max_live_groups: 4, max_inflight_siblings: 16}}
+rollout: {{num_generations: 4, max_live_groups: 4, max_inflight_siblings: 16, sibling_timeout_s: 900}}
 sampler: {{name: in_order}}
 checkpointing: {{every_steps: 2}}
+supervision: {msgspec.json.encode(PATIENT).decode()}
+data_plane: {{num_storage_units: 1, call_timeout_s: 190}}
 """
 
 

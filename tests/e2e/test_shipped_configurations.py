@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from kinlog_e2e import KinlogProcess, recorded
+from kinlog_e2e import PATIENT, KinlogProcess, recorded
 from msgspec.structs import replace
 
 from kinlog.schemas import events as e
@@ -22,7 +22,12 @@ SHIPPED = EXAMPLES / "windowed.yaml"
 @pytest.mark.e2e
 def test_shipped_configuration_runs_one_real_train_step(tmp_path: Path):
     config = load_config(SHIPPED)
-    config = replace(config, trainer=replace(config.trainer, max_steps=1), run_dir=str(tmp_path / "run"))
+    config = replace(
+        config,
+        trainer=replace(config.trainer, max_steps=1),
+        supervision=PATIENT,
+        run_dir=str(tmp_path / "run"),
+    )
     short = tmp_path / "config.yaml"
     short.write_text(dump_config(config))
     life = KinlogProcess(tmp_path / "output", "train", str(short))

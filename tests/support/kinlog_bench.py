@@ -151,6 +151,6 @@ class Bench:
 
     async def until_called(self, number: int) -> None:
         """Wait until the workers have got this many calls."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(600):
             while len(self.pool.calls) < number:
                 await ticks(1)

@@ -16,7 +16,7 @@ import pytest
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
-_START_TIMEOUT_S = 60
+_START_TIMEOUT_S = 900
 _SHIFT = "\ue008"
 
 #: Besides what makes it run as root in a container: nothing that reaches for the network on its own.
@@ -174,6 +174,7 @@ def started_browser(profile: Path, *, width: int = 1440, height: int = 900) -> I
         "browserName": "chrome",
         "goog:chromeOptions": options,
         "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+        "timeouts": {"script": 600_000, "pageLoad": 600_000},
     }
     # The driver chooses a free port, and says which.
     with subprocess.Popen(

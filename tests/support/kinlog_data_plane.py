@@ -5,9 +5,11 @@ A test module asks for them by ``pytest_plugins = ["kinlog_data_plane"]``. Ray a
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from kinlog.schemas.reasons import Partition
 from kinlog.schemas.settings import DataPlaneSettings
@@ -15,8 +17,7 @@ from kinlog.schemas.settings import DataPlaneSettings
 if TYPE_CHECKING:
     from kinlog.workers.data_plane import DataPlane
 
-#: A short time-out, so that the tests of what happens when nobody answers end soon.
-SETTINGS = DataPlaneSettings(num_storage_units=2, call_timeout_s=4.0)
+SETTINGS = DataPlaneSettings(num_storage_units=2, call_timeout_s=120.0)
 
 
 class DataPlaneHost:
@@ -31,6 +32,17 @@ class DataPlaneHost:
         await self.plane.close()
         self.plane = await self._start()
         return self.plane
+
+    @contextmanager
+    def impatient(self) -> Iterator[None]:
+        """Within the block, calls wait for an answer no longer than 4 seconds."""
+        session = self.plane._session
+        patient = session._settings
+        session._settings = replace(patient, call_timeout_s=4.0)
+        try:
+            yield
+        finally:
+            session._settings = patient
 
     @staticmethod
     async def _start() -> "DataPlane":

@@ -32,6 +32,6 @@ def orders(bench: Bench, group_id: int) -> Counter[tuple[int, int]]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(600):
         while not condition():
             await ticks(1)

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import psutil
 import pyarrow as pa
 import pytest
@@ -21,12 +22,23 @@ from kinlog.lineage.run_directory import RunDirectory
 from kinlog.lineage.scan import scan_log
 from kinlog.schemas.errors import LogDamagedError, RunNotFoundError
 from kinlog.schemas.events import RecordedEvent
+from kinlog.schemas.settings import SupervisionSettings
 
 T = TypeVar("T")
 
-#: Nothing here is a timed test: these only end what hangs.
-LIFE_TIMEOUT_S = 420.0
-COMMAND_TIMEOUT_S = 180.0
+#: Nothing here is a timed test: these only end what hangs, and are above every time-out of a run.
+LIFE_TIMEOUT_S = 1800.0
+COMMAND_TIMEOUT_S = 1800.0
+
+#: For runs whose processes may not be taken for dead or hung because the machine is busy with other tests.
+PATIENT = SupervisionSettings(
+    max_retry_backoff_s=2.0,
+    probe_timeout_s=240.0,
+    start_timeout_s=1200.0,
+    restart_timeout_s=1200.0,
+    preemption_grace_s=600.0,
+    stall_timeout_s=1500.0,
+)
 
 _MARK = "KINLOG_E2E_LIFE"
 _POLL_S = 0.03
@@ -43,14 +55,15 @@ dataset:
     - {{name: gcd, generator: gcd, agent: single_turn, options: {{min_value: 1, max_value: 6}}}}
     - {{name: bits, generator: count_bits, agent: retry, options: {{min_n: 1, max_n: 9}}}}
 trainer: {{max_steps: {max_steps}, groups_per_step: 4, learning_rate: 2.0e-3}}
-rollout: {{num_generations: 4, max_live_groups: 12, max_inflight_siblings: 24, max_turns: 2, max_infrastructure_retries: 30}}
-supervision: {{max_retry_backoff_s: 2.0}}
+rollout:
+  {{num_generations: 4, max_live_groups: 12, max_inflight_siblings: 24, max_turns: 2, max_infrastructure_retries: 30, sibling_timeout_s: 900}}
+supervision: {supervision}
 sampler: {{name: weight_fifo, max_staleness_versions: 100}}
 rollout_recovery:
   default_granularity: sibling
   task_granularity_overrides: {{{whole_task}: prompt_group}}
 checkpointing: {{every_steps: 2}}
-data_plane: {{num_storage_units: {num_storage_units}}}
+data_plane: {{num_storage_units: {num_storage_units}, call_timeout_s: 190}}
 row_journal: {{progress_every_s: 0.1}}
 log: {{segment_bytes: 65536}}
 """
@@ -59,7 +72,12 @@ log: {{segment_bytes: 65536}}
 def write_config(path: Path, *, max_steps: int, whole_task: str, num_storage_units: int = 2) -> Path:
     """Write a small configuration of two tasks, ``gcd`` and ``bits``; ``whole_task`` is redone by prompt group."""
     path.write_text(
-        _CONFIG.format(max_steps=max_steps, whole_task=whole_task, num_storage_units=num_storage_units)
+        _CONFIG.format(
+            max_steps=max_steps,
+            whole_task=whole_task,
+            num_storage_units=num_storage_units,
+            supervision=msgspec.json.encode(PATIENT).decode(),
+        )
     )
     return path
 

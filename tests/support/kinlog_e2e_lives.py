@@ -19,12 +19,14 @@ from kinlog_e2e import (
 )
 
 from kinlog.controller.demo import LogFollower, Moment
+from kinlog.lineage.names import TEMPORARY_PREFIX
 from kinlog.lineage.run_directory import RunDirectory
+from kinlog.lineage.scan import scan_log
 from kinlog.lineage.state import GroupPhase, GroupState, Projection, SiblingState
 from kinlog.replay.checkpoints import read_manifest
 from kinlog.replay.projection import SNAPSHOT_NAME, read_snapshot, replay
 from kinlog.schemas.errors import LogDamagedError, RunNotFoundError
-from kinlog.schemas.events import GroupReserved, RecordedEvent, StepApplied
+from kinlog.schemas.events import FinalizeStarted, GroupReserved, RecordedEvent, SiblingSealed, StepApplied
 from kinlog.schemas.manifest import Manifest
 from kinlog.schemas.reasons import Granularity
 
@@ -165,12 +167,21 @@ def _kill_in_the_middle(
         with life.frozen():
             # Life went on since the log was read: what is true now stays true.
             found = good_moment()
+            if found is not None and not _at_rest(run, found.checkpoint):
+                return None
             if found is not None:
                 last_readings.extend(map(read_with_pyarrow, segments_of(run.log)))
                 life.kill()
             return found
 
     return life.until(kill, "there was a moment to kill it"), readings, last_readings
+
+
+def _at_rest(run: RunDirectory, checkpoint: str) -> bool:
+    """Whether no compaction of the log is half-way, and the newest checkpoint is committed and older ones are removed."""
+    steps = sorted(path.name for path in run.checkpoints.glob("step_*"))
+    building = any(path.name.startswith(TEMPORARY_PREFIX) for path in run.log.iterdir())
+    return not building and not scan_log(run.log).replaced and steps[-1] == checkpoint and len(steps) <= 2
 
 
 def _tells_everything(p: Projection, run: RunDirectory, checkpoint: str) -> bool:
@@ -224,20 +235,24 @@ def live_to_the_end(killed: KilledRun, base: Path) -> ResumedRun:
 
 def _kill_actors(life: KinlogProcess, run: Path) -> tuple[set[Attempt], set[int]]:
     """SIGKILL the finalizer and the generation worker while both have work, and return what they had."""
-    life.until(lambda: _trained_in_second_life(run), "it had trained a step")
+    life.until(lambda: _trained_and_resumed(run), "it had trained a step, and sealed what was cut off")
 
     def kill() -> tuple[set[Attempt], set[int]] | None:
         finalizer, worker = life.actor("FinalizerWorker"), life.actor("RolloutWorker")
         if finalizer is None or worker is None:
             return None
-        with suppress(psutil.NoSuchProcess):
+        try:
             finalizer.suspend()  # what it has, it keeps: groups wait to be finalized
-            life.until(lambda: _finalizing(run), "the stopped finalizer had groups to finalize")
+            # What it answered before waits perhaps for a checkpoint to be recorded, and is no group that it has.
+            seq = life.until(lambda: _last_seq(run), "there was a log to read")
+            life.until(lambda: _finalizing(run, seq), "the stopped finalizer had groups to finalize")
             worker.suspend()
             time.sleep(_ANSWERED_AND_RECORDED_S)
+        except psutil.NoSuchProcess:
+            return None
         with life.frozen():
             # Where one of them has nothing to do by now, or was given up, all goes on, and it is tried again.
-            running, finalizing, there = _running(run), _finalizing(run), life.processes()
+            running, finalizing, there = _running(run), _finalizing(run, seq), life.processes()
             if running is not None and finalizing is not None and worker in there and finalizer in there:
                 worker.kill()
                 finalizer.kill()
@@ -247,8 +262,16 @@ def _kill_actors(life: KinlogProcess, run: Path) -> tuple[set[Attempt], set[int]
     return life.until(kill, "generation worker and finalizer both had work")
 
 
-def _trained_in_second_life(run: Path) -> bool | None:
-    return any(r.epoch == 2 and isinstance(r.event, StepApplied) for r in events_so_far(run)) or None
+def _trained_and_resumed(run: Path) -> bool | None:
+    """Whether the second life has trained a step, and sealed a sibling that went on from the first life's tokens."""
+    second = [record.event for record in events_so_far(run) if record.epoch == 2]
+    trained = any(isinstance(event, StepApplied) for event in second)
+    return (trained and any(isinstance(e, SiblingSealed) and e.resumed_tokens for e in second)) or None
+
+
+def _last_seq(run: Path) -> int | None:
+    events = events_so_far(run)
+    return events[-1].seq if events else None
 
 
 def _running(run: Path) -> set[Attempt] | None:
@@ -257,9 +280,12 @@ def _running(run: Path) -> set[Attempt] | None:
     return {(g.group_id, s.generation, s.attempt) for g, s in siblings if s.running} or None
 
 
-def _finalizing(run: Path) -> set[int] | None:
-    live = replay(events_so_far(run)).live_groups()
-    return {group.group_id for group in live if group.phase is GroupPhase.FINALIZING} or None
+def _finalizing(run: Path, after_seq: int) -> set[int] | None:
+    """The groups that are being finalized, of those of which that was begun after a place in the log."""
+    events = events_so_far(run)
+    begun = {r.event.group_id for r in events if r.seq > after_seq and isinstance(r.event, FinalizeStarted)}
+    live = replay(events).live_groups()
+    return {g.group_id for g in live if g.phase is GroupPhase.FINALIZING and g.group_id in begun} or None
 
 
 def reserved_granularity(records: list[RecordedEvent]) -> dict[int, Granularity]:

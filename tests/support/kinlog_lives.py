@@ -88,7 +88,7 @@ class Life:
         await self.controller.close(cleanly=True)
         return self
 
-    async def train_until(self, condition: Callable[[Projection], bool], *, limit_s: float = 30.0) -> "Life":
+    async def train_until(self, condition: Callable[[Projection], bool], *, limit_s: float = 600.0) -> "Life":
         """Run in the background until a condition holds."""
         self._task = asyncio.create_task(self.controller.run())
         deadline = time.monotonic() + limit_s

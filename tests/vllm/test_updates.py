@@ -33,13 +33,13 @@ async def generate_across_updates(
     used = [await update(engine, weights, versions)]
     tokens = [GeneratedTokens() for _ in range(8)]
     calls = [
-        asyncio.create_task(engine.generate(request(seed=seed, max_new_tokens=100), tokens[seed]))
+        asyncio.create_task(engine.generate(request(seed=seed, max_new_tokens=150), tokens[seed]))
         for seed in range(8)
     ]
     for _ in range(updates):
         longest = max(map(len, tokens))
         await until(
-            lambda longest=longest: max(map(len, tokens)) >= longest + 5 or all(call.done() for call in calls)
+            lambda longest=longest: max(map(len, tokens)) >= longest + 2 or all(call.done() for call in calls)
         )
         used.append(await update(engine, weights, versions))
     return await asyncio.gather(*calls), used

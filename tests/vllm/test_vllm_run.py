@@ -5,9 +5,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
-from kinlog_e2e import KinlogProcess, events_so_far, of_kind, recorded, run_kinlog
+from kinlog_e2e import PATIENT, KinlogProcess, events_so_far, of_kind, recorded, run_kinlog
 
 from kinlog.controller.demo import LogFollower, Moment
 from kinlog.lineage.run_directory import RunDirectory
@@ -43,14 +44,20 @@ dataset:
     - {{name: gcd, generator: gcd, agent: single_turn, options: {{min_value: 1, max_value: 6}}}}
     - {{name: bits, generator: count_bits, agent: retry, options: {{min_n: 1, max_n: 9}}}}
 trainer: {{max_steps: {max_steps}, groups_per_step: 2, learning_rate: 2.0e-3}}
-rollout: {{num_generations: 4, max_live_groups: 6, max_inflight_siblings: 12, max_infrastructure_retries: 30}}
-supervision: {{max_retry_backoff_s: 2.0, start_timeout_s: 500, restart_timeout_s: 500, stall_timeout_s: 600}}
+rollout: {{num_generations: 4, max_live_groups: 6, max_inflight_siblings: 12, max_infrastructure_retries: 30, sibling_timeout_s: 900}}
+supervision: {supervision}
 sampler: {{name: weight_fifo, max_staleness_versions: 100}}
 checkpointing: {{every_steps: 1}}
 row_journal: {{progress_every_s: 0.05}}
+data_plane: {{num_storage_units: 1, call_timeout_s: 190}}
 """
 
 Attempt = tuple[int, int, int]
+
+
+def _config(*, max_steps: int) -> str:
+    supervision = msgspec.json.encode(PATIENT).decode()
+    return _CONFIG.format(python=PYTHON, supervision=supervision, max_steps=max_steps)
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> TwoLives:
     run = RunDirectory(base / "run")
     config = base / "run.yaml"
     command = ("train", str(config), "--engine", "vllm", "--run-dir", str(run.path))
-    config.write_text(_CONFIG.format(python=PYTHON, max_steps=10_000))
+    config.write_text(_config(max_steps=10_000))
     life = KinlogProcess(base / "1.out", *command)
     try:
         under_way = life.until(lambda: killed_engine(life, run.path), "there was something to generate")
@@ -133,7 +140,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> TwoLives:
         life.end()
     killed = replay(recorded(run.path))
     max_steps = killed.train_step + 2
-    config.write_text(_CONFIG.format(python=PYTHON, max_steps=max_steps))
+    config.write_text(_config(max_steps=max_steps))
     second = KinlogProcess(base / "2.out", *command, "--resume")
     try:
         exit_code = second.wait()

@@ -200,7 +200,7 @@ async def test_writing_that_ends_for_whatever_reason_says_so(tmp_path: Path, cap
     rollout = journal.begin(ATTEMPT)
     rollout.begin_call(0, b"p" * 16, GeneratedTokens([2**40], [-1.0], [0]))
     assert journal._writing is not None
-    await asyncio.wait_for(asyncio.shield(journal._writing), 10)
+    await asyncio.wait_for(asyncio.shield(journal._writing), 600)
     assert "is not kept any more" in caplog.text
 
 

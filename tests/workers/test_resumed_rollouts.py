@@ -156,6 +156,6 @@ async def test_completion_that_was_complete_is_not_generated_again(make_engine):
     kept = Kept()
     whole = await ModelCalls(engine, GENERATION, seed=5, progress=kept).make([5, 6])
     ended = [with_changes(kept.calls[0], finish_reason=None)]
-    again = await asyncio.wait_for(ModelCalls(engine, GENERATION, seed=9, earlier=ended).make([5, 6]), 5)
+    again = await asyncio.wait_for(ModelCalls(engine, GENERATION, seed=9, earlier=ended).make([5, 6]), 600)
     assert torch.equal(again.completion.token_ids, whole.completion.token_ids)
     assert again.completion.finish_reason is whole.completion.finish_reason
