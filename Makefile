@@ -38,7 +38,7 @@ unit: .venv/.dev .venv-base/.base
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not e2e and not vllm"
 
 e2e: .venv/.dev
-	$(BIN)/python -m pytest -n 3 --dist loadgroup -m e2e
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m e2e
 
 crash: .venv/.dev  ## many more crashes of the log and of checkpoints than the tests try: some minutes
 	$(BIN)/python -m pytest tests/crash --crash-states 24 --crash-deeper 3

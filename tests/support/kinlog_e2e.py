@@ -42,8 +42,8 @@ PATIENT = SupervisionSettings(
 
 _MARK = "KINLOG_E2E_LIFE"
 _POLL_S = 0.03
-#: Who looks on takes at most a third of a core from the run that is looked at.
-_REST_PER_LOOK = 2.0
+#: Who looks on takes at most a fifth of a core from the run that is looked at.
+_REST_PER_LOOK = 4.0
 _TAIL_LINES = 40
 
 _CONFIG = """\
