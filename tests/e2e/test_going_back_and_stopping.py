@@ -1,17 +1,20 @@
 """A real run is killed with steps applied since the trainer's last checkpoint, and goes back to a checkpoint of rollouts:
-where it is, and elsewhere, where there is no other journal. Each of these lives is told to stop, and ends in time and in
-order, whoever gets the signal; a last one goes on from there.
+where it is, and elsewhere, where there is no other journal. Each of these lives is told to stop, and ends in order, whoever
+gets the signal, with all the time that it needs and with hardly any; a last one goes on from there.
 """
 
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import psutil
 import pytest
-from kinlog_e2e import KinlogProcess, events_so_far, of_kind, recorded, run_kinlog, write_config
+from kinlog_e2e import PATIENT, KinlogProcess, events_so_far, of_kind, recorded, run_kinlog, write_config
+from kinlog_e2e_lives import reserved_granularity
+from msgspec.structs import replace
 
 from kinlog.controller.adopt import adopt_checkpoint
 from kinlog.lineage.run_directory import RunDirectory
@@ -20,7 +23,7 @@ from kinlog.replay.projection import replay
 from kinlog.schemas import events as e
 from kinlog.schemas.errors import PreemptedError
 from kinlog.schemas.manifest import Manifest
-from kinlog.schemas.reasons import CheckpointKind, Reason
+from kinlog.schemas.reasons import CheckpointKind, Granularity, Reason
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("the run that goes back and stops")]
 
@@ -78,6 +81,7 @@ def life_of(
     *,
     max_steps: int = _ENDLESS,
     rollout_every_s: float = 0.0,
+    preemption_grace_s: float = PATIENT.preemption_grace_s,
 ) -> Iterator[KinlogProcess]:
     """A life of the run, resumed if there was one before."""
     config = write_config(
@@ -85,6 +89,7 @@ def life_of(
         max_steps=max_steps,
         whole_task="bits",
         num_storage_units=1,
+        supervision=replace(PATIENT, preemption_grace_s=preemption_grace_s),
     )
     if rollout_every_s:
         often = f"{{every_steps: 4, rollout_every_s: {rollout_every_s}}}"
@@ -165,10 +170,10 @@ def elsewhere(killed: Killed) -> Stopped:
 
 @pytest.fixture(scope="module")
 def here(killed: Killed) -> Stopped:
-    """The run's own second life. Every process is told, those of Ray and the workers included: as a terminal does it, and
-    worse."""
+    """The run's own second life, which has hardly any time to end. Every process is told, those of Ray and the workers
+    included: as a terminal does it, and worse."""
     run = killed.run
-    with life_of(run, killed.records) as life:
+    with life_of(run, killed.records, preemption_grace_s=0.5) as life:
         life.until(lambda: is_generating(run.path, killed.records), "it was in the middle of a group")
         for process in life.processes():
             with suppress(psutil.NoSuchProcess):
@@ -229,7 +234,7 @@ def test_run_goes_back_to_a_rollout_checkpoint_and_generates_nothing_again_that_
     assert planned.siblings_reused > 0
     assert planned.tokens_redone == 0
     given_up = {event.reason for event in of_kind(records, e.AttemptSuperseded, epoch=stopped_life.epoch)}
-    assert given_up <= {Reason.CONTROLLER_RESTART, Reason.COHORT_RESTART}
+    assert given_up <= {Reason.CONTROLLER_RESTART, Reason.COHORT_RESTART, Reason.PREEMPTED}
 
 
 def test_run_that_is_told_to_stop_ends_in_order(stopped_life: Stopped):
@@ -245,6 +250,38 @@ def test_run_that_is_told_to_stop_ends_in_order(stopped_life: Stopped):
     assert not any(s.running for group in live for s in group.siblings.values())
     code, stdout, stderr = stopped_life.audit
     assert (code, stderr) == (0, ""), stdout
+
+
+def test_what_is_under_way_is_sealed_in_the_time_that_there_is(elsewhere: Stopped, here: Stopped):
+    preempted = [
+        [
+            event
+            for event in of_kind(life.records, e.AttemptSuperseded, epoch=life.epoch)
+            if event.reason is Reason.PREEMPTED
+        ]
+        for life in (elsewhere, here)
+    ]
+    assert not preempted[0]
+    assert preempted[1]
+
+
+def test_what_was_given_up_at_the_end_goes_on_from_its_tokens(here: Stopped, ended: Ended):
+    next_attempts = {
+        (event.group_id, event.generation, event.attempt + 1)
+        for event in of_kind(here.records, e.AttemptSuperseded, epoch=here.epoch)
+        if event.reason is Reason.PREEMPTED
+    }
+    identity = attrgetter("group_id", "generation", "attempt")
+    cohorts = reserved_granularity(ended.records)
+    sent = {
+        identity(event): event
+        for event in of_kind(ended.records, e.SiblingDispatched, epoch=here.epoch + 1)
+        if identity(event) in next_attempts and cohorts[event.group_id] is Granularity.SIBLING
+    }
+    assert sent
+    assert all(event.resumes_attempt == event.attempt - 1 for event in sent.values())
+    sealed = [seal for seal in of_kind(ended.records, e.SiblingSealed) if identity(seal) in sent]
+    assert any(0 < seal.resumed_tokens <= seal.completion_tokens for seal in sealed)
 
 
 def test_run_that_was_told_to_stop_goes_on_with_everything_sealed(here: Stopped, ended: Ended):

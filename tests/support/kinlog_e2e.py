@@ -69,14 +69,21 @@ log: {{segment_bytes: 65536}}
 """
 
 
-def write_config(path: Path, *, max_steps: int, whole_task: str, num_storage_units: int = 2) -> Path:
+def write_config(
+    path: Path,
+    *,
+    max_steps: int,
+    whole_task: str,
+    num_storage_units: int = 2,
+    supervision: SupervisionSettings = PATIENT,
+) -> Path:
     """Write a small configuration of two tasks, ``gcd`` and ``bits``; ``whole_task`` is redone by prompt group."""
     path.write_text(
         _CONFIG.format(
             max_steps=max_steps,
             whole_task=whole_task,
             num_storage_units=num_storage_units,
-            supervision=msgspec.json.encode(PATIENT).decode(),
+            supervision=msgspec.json.encode(supervision).decode(),
         )
     )
     return path
