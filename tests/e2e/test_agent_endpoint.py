@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import kinlog_agents
-import msgspec
 import pytest
-from kinlog_e2e import PATIENT, KinlogProcess, of_kind, recorded, run_kinlog
+from kinlog_e2e import PATIENT, KinlogProcess, in_yaml, of_kind, recorded, run_kinlog
 
 from kinlog.replay.projection import replay
 from kinlog.schemas import events as e
@@ -26,7 +25,7 @@ trainer: {{max_steps: 2, groups_per_step: 2}}
 rollout: {{num_generations: 4, max_live_groups: 4, max_inflight_siblings: 16, sibling_timeout_s: 900}}
 sampler: {{name: in_order}}
 checkpointing: {{every_steps: 2}}
-supervision: {msgspec.json.encode(PATIENT).decode()}
+supervision: {in_yaml(PATIENT)}
 data_plane: {{num_storage_units: 1, call_timeout_s: 190}}
 """
 

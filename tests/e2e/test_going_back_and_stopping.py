@@ -141,7 +141,7 @@ def is_generating(run: Path, before: Sequence[e.RecordedEvent]) -> bool | None:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
+def past_anchor(tmp_path_factory: pytest.TempPathFactory) -> Killed:
     base = tmp_path_factory.mktemp("goes_back")
     run, copy = RunDirectory(base / "run"), RunDirectory(base / "copy")
     with life_of(run, rollout_every_s=0.2) as life:
@@ -159,26 +159,26 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
 
 
 @pytest.fixture(scope="module")
-def elsewhere(killed: Killed) -> Stopped:
+def elsewhere(past_anchor: Killed) -> Stopped:
     """The copy's second life. Only the process that was started is told, as those who preempt do it."""
-    run = killed.copy
-    with life_of(run, killed.copied, rollout_every_s=0.2) as life:
-        life.until(lambda: is_generating(run.path, killed.copied), "it was in the middle of a group")
+    run = past_anchor.copy
+    with life_of(run, past_anchor.copied, rollout_every_s=0.2) as life:
+        life.until(lambda: is_generating(run.path, past_anchor.copied), "it was in the middle of a group")
         life.send(signal.SIGTERM)
-        return stopped(life, run, "SIGTERM", killed.copied)
+        return stopped(life, run, "SIGTERM", past_anchor.copied)
 
 
 @pytest.fixture(scope="module")
-def here(killed: Killed) -> Stopped:
+def here(past_anchor: Killed) -> Stopped:
     """The run's own second life, which has hardly any time to end. Every process is told, those of Ray and the workers
     included: as a terminal does it, and worse."""
-    run = killed.run
-    with life_of(run, killed.records, preemption_grace_s=0.5) as life:
-        life.until(lambda: is_generating(run.path, killed.records), "it was in the middle of a group")
+    run = past_anchor.run
+    with life_of(run, past_anchor.records, preemption_grace_s=0.5) as life:
+        life.until(lambda: is_generating(run.path, past_anchor.records), "it was in the middle of a group")
         for process in life.processes():
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGINT)
-        return stopped(life, run, "SIGINT", killed.records)
+        return stopped(life, run, "SIGINT", past_anchor.records)
 
 
 def stopped(
@@ -197,17 +197,17 @@ def stopped(
 
 
 @pytest.fixture(scope="module")
-def ended(killed: Killed, here: Stopped) -> Ended:
+def ended(past_anchor: Killed, here: Stopped) -> Ended:
     steps = replay(here.records).train_step + 2
-    with life_of(killed.run, here.records, max_steps=steps) as life:
+    with life_of(past_anchor.run, here.records, max_steps=steps) as life:
         exit_code = life.wait()
         story = life.story()
     return Ended(
         steps=steps,
         exit_code=exit_code,
         story=story,
-        records=recorded(killed.run.path),
-        audit=audited(killed.run),
+        records=recorded(past_anchor.run.path),
+        audit=audited(past_anchor.run),
     )
 
 
@@ -217,17 +217,17 @@ def stopped_life(request: pytest.FixtureRequest) -> Stopped:
     return life
 
 
-def test_rollout_checkpoint_takes_its_rows_from_the_journal_and_names_its_anchor(killed: Killed):
-    assert (killed.manifest.kind, killed.manifest.rows_from) == (CheckpointKind.ROLLOUT, "journal")
-    assert killed.manifest.anchor == f"step_{killed.newest.train_step:06d}"
+def test_rollout_checkpoint_takes_its_rows_from_the_journal_and_names_its_anchor(past_anchor: Killed):
+    assert (past_anchor.manifest.kind, past_anchor.manifest.rows_from) == (CheckpointKind.ROLLOUT, "journal")
+    assert past_anchor.manifest.anchor == f"step_{past_anchor.newest.train_step:06d}"
 
 
 def test_run_goes_back_to_a_rollout_checkpoint_and_generates_nothing_again_that_was_sealed(
-    killed: Killed, stopped_life: Stopped
+    past_anchor: Killed, stopped_life: Stopped
 ):
     records = stopped_life.records
     restored = of_kind(records, e.RunRestored)[-1]
-    assert restored.train_step == killed.newest.train_step < stopped_life.train_step_before
+    assert restored.train_step == past_anchor.newest.train_step < stopped_life.train_step_before
     assert restored.checkpoint is not None
     assert restored.checkpoint.startswith("rollout_")
     planned = of_kind(records, e.RecoveryPlanned)[-1]

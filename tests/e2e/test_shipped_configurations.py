@@ -20,7 +20,8 @@ SHIPPED = EXAMPLES / "windowed.yaml"
 
 
 @pytest.mark.e2e
-def test_shipped_configuration_runs_one_real_train_step(tmp_path: Path):
+def test_shipped_configuration_runs_one_real_train_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # nobody is there, and a run joins nobody
     config = load_config(SHIPPED)
     config = replace(
         config,

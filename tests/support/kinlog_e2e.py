@@ -83,10 +83,15 @@ def write_config(
             max_steps=max_steps,
             whole_task=whole_task,
             num_storage_units=num_storage_units,
-            supervision=msgspec.json.encode(supervision).decode(),
+            supervision=in_yaml(supervision),
         )
     )
     return path
+
+
+def in_yaml(settings: SupervisionSettings) -> str:
+    """The settings as a value in a configuration's text."""
+    return msgspec.json.encode(settings).decode()
 
 
 class Pause:
